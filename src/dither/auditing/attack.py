@@ -32,7 +32,7 @@ from dither.auditing.trials import (
 )
 from dither.errors import SpecError, did_you_mean
 from dither.experiment.build import Experiment, build_experiment, claim_after, claimed, squared_norm_bound
-from dither.experiment.partial import Unfinished
+from dither.experiment.folder import Unfinished
 from dither.experiment.report import Report, run_folder
 from dither.privacy import sampling
 from dither.spec import Spec

@@ -12,18 +12,7 @@ from typing import Annotated
 
 import typer
 
-from dither.cli import (
-    datasets,
-    doctor,
-    federations,
-    plans,
-    privacy,
-    reproductions,
-    runs,
-    starting,
-    sweeping,
-    webpage,
-)
+from dither.cli import datasets, federations, look, plans, privacy, runs
 from dither.cli.common import OWN_PROCESS, Program, file_error, outlive_readers, print_error
 from dither.errors import DitherError
 from dither.types import __version__
@@ -38,9 +27,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS = (
-    *(starting.start, runs.run, runs.presets, runs.keys, runs.evaluate, runs.predict, sweeping.sweep),
-    *(federations.serve, federations.join, plans.plan, reproductions.reproduce),
-    *(privacy.stats, privacy.check, privacy.statement, privacy.account, privacy.audit, webpage.web, doctor.doctor),
+    *(runs.start, runs.run, runs.presets, runs.keys, runs.evaluate, runs.predict, runs.sweep),
+    *(federations.serve, federations.join, plans.plan, look.reproduce),
+    *(privacy.stats, privacy.check, privacy.statement, privacy.account, privacy.audit, look.web, look.doctor),
 )
 GROUPS = {"federation": federations.app, "budget": privacy.budget, "data": datasets.app}
 # How `dither --help` groups them.

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import signal
 import socket
@@ -23,13 +22,12 @@ import typer
 from typer.core import TyperGroup
 
 from dither.errors import DitherError, ProcessError, SpecError
-from dither.experiment.plots import bytes_text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from dither.experiment.build import Experiment
-    from dither.experiment.report import LocalFigures, Report, RunTraffic
+    from dither.experiment.report import Report
 
 # Options
 
@@ -59,6 +57,13 @@ Settings = Annotated[
         "--set", metavar="KEY=VALUE", help="Change a key of the spec, e.g. privacy.epsilon=1. May be repeated."
     ),
 ]
+Delta = Annotated[float, typer.Option(help="δ of that ε.")]
+Task = Annotated[str, typer.Option(help="classification, regression, or auto: by the label's values.")]
+Classes = Annotated[str, typer.Option(help="Public classes of the label, separated by commas.")]
+Drop = Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Leave this column out.")]
+Keep = Annotated[
+    list[str] | None, typer.Option(metavar="COLUMN", help="Keep this column, whatever it looks like.")
+]
 
 
 def presets(incomplete: str) -> list[str]:
@@ -69,13 +74,23 @@ def presets(incomplete: str) -> list[str]:
     return sorted(n.removesuffix(".toml") for n in names if n.endswith(".toml") and n.startswith(incomplete))
 
 
-def spec_from(
-    what: str | dict[str, list[str]] | None, resume: Path | None, settings: list[str] | None, seed: int | None
-) -> Any:
+def values_of(settings: list[str] | None) -> dict[str, Any]:
+    """The values that --set gives, by key."""
+    from dither.spec import parse_setting
+
+    return dict(parse_setting(each) for each in settings or [])
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """Names separated by commas."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def spec_from(what: str, settings: list[str] | None) -> Any:
     """The spec that a command names; for your own records without a method, what Dither chooses."""
-    spec = source_from(what, resume, settings, seed)
+    spec = source_from(what, None, settings, None)
     if isinstance(spec, dict):
-        from dither.experiment.defaults import choose
+        from dither.experiment.build import choose
 
         return choose(spec).spec
     return spec
@@ -86,12 +101,10 @@ def source_from(
 ) -> Any:
     """A spec, or the values that are given where Dither chooses the others."""
     from dither.experiment.folder import RunFolder
-    from dither.spec import Spec, parse_setting
+    from dither.spec import Spec
 
     continued = resume is not None and what is None
-    values = dict(parse_setting(each) for each in settings or [])
-    if seed is not None:
-        values["seed"] = seed
+    values = values_of(settings) | ({} if seed is None else {"seed": seed})
     given = None if continued else Spec.given(what or "adult")
     if given is not None and (given := {**given, **values}).get("data.path") and "method" not in given:
         Spec.from_any({"num_clients": 0, "cohort_size": 1, **given})  # refuses mistakes before JAX is imported
@@ -111,7 +124,7 @@ def refuse_input(out: Path, *inputs: Path) -> None:
 # Printing
 
 
-class _Live:
+class Live:
     """A bar on a terminal that stops on the way out."""
 
     _bar: Any = None
@@ -135,7 +148,7 @@ class _Live:
         self._bar = Progress(*texts, *times, console=console)
 
 
-class RunProgress(_Live):
+class RunProgress(Live):
     """A live bar on a terminal, a line now and then elsewhere, nothing when silent."""
 
     folder: Path | None = None
@@ -193,44 +206,21 @@ class RunProgress(_Live):
         self._epsilon = f"{kind} ε {epsilon_text(value)} at round {row['round']}, {self._claimed}"
 
 
-def print_report(report: Report) -> None:
-    """The outcome of a run."""
+def print_lines(title: str, lines: Sequence[tuple[str, str]]) -> None:
+    """Pairs of (what, value), as a table without a head."""
     from rich.table import Table
 
-    from dither.experiment.report import other_notes, sampler_text, uncovered
-
-    table = Table(show_header=False, title=escape(report.title()), title_justify="left")
+    table = Table(show_header=False, title=escape(title), title_justify="left")
     table.add_column(style="bold")
     table.add_column()
-    lines = report.main_lines()
-    if report.streamed is not None:
-        read = report.streamed
-        lines.append(
-            (
-                "records",
-                f"streamed from the disk: {read.blocks} blocks of up to {read.block_records:,}, "
-                f"{read.seconds_waiting:.1f} s of waiting",
-            )
-        )
-    if report.traffic is not None:
-        lines.append(("a client sends", traffic_text(report.traffic)))
-    lines += [("noise", text) for text in sampler_text(report.epsilon.main)]
-    lines += [("not covered", text) for text in uncovered(report.epsilon.main)]
-    score_without = report.test_accuracy_without_noise if report.classes else report.test_r2_without_noise
-    if score_without is not None:
-        without = f"test {'accuracy' if report.classes else 'R²'} {score_without:.4f}"
-        lines.append(("without noise", f"{without} (not private: the same run with its noise left out)"))
-    lines += [("note", note) for note in other_notes(report)]
-    if (report.folder / "plot.png").is_file():
-        lines.append(("plot", str(report.folder / "plot.png")))
-    lines.append(("run folder", str(report.folder)))
-    local = report.local
-    if exact := local_text(local):
-        lines.append((LOCAL, f"{exact}; more in {report.folder / 'local'}"))
-    lines += [(f"warning, {LOCAL}", each.text) for each in local.advice]
     for what, text in lines:
         table.add_row(what, escape(text))
     terminal().print(table)
+
+
+def print_report(report: Report) -> None:
+    """The outcome of a run."""
+    print_lines(report.title(), report.lines())
 
 
 LOCAL = "local, not private"
@@ -245,39 +235,20 @@ def scores_text(row: dict[str, Any]) -> str:
     return f"training loss {row['local']['train_loss']:.4f} ({LOCAL})"
 
 
-def local_text(local: LocalFigures) -> str:
-    """What stays in local/, in one line."""
-    parts = [] if local.train_loss is None else [f"training loss {local.train_loss:.4f}"]
-    if local.clamped:
-        parts.append(f"{local.clamped} coordinates clamped: raise secagg.bound or lower client_lr")
-    return "; ".join(parts)
-
-
-SUMMED = {
-    "off": "the server sees every upload",
-    "ideal": "summed as secure aggregation would (secagg.mode = ideal)",
-    "real": "under secure aggregation",
-}
-
-
-def traffic_text(traffic: RunTraffic) -> str:
-    """One line on what a round sends."""
-    parts = [
-        f"{bytes_text(traffic.upload_bytes)} a round and gets {bytes_text(traffic.download_bytes)}",
-        SUMMED[traffic.aggregation],
-    ]
-    if traffic.mask_seconds is not None:
-        parts.append(f"masks {1000 * traffic.mask_seconds:.3g} ms a client")
-    if traffic.lost:
-        parts.append(f"{traffic.lost} uploads lost")
-    return "; ".join(parts)
-
-
 def print_event(event: str, **facts: Any) -> None:
     """A line of JSON: what commands that go on for long print with --json, one a happening."""
     from dither.experiment.folder import to_json
 
     typer.echo(to_json({"event": event, **facts}))
+
+
+def emit(value: Any, as_json: bool, quiet: bool) -> bool:
+    """Print a value as JSON if --json asks for it. True: the command should print text instead."""
+    if as_json:
+        from dither.experiment.folder import to_json
+
+        typer.echo(to_json(value, indent=2))
+    return not (as_json or quiet)
 
 
 def print_table(
@@ -288,9 +259,7 @@ def print_table(
     title: str = "",
     footer: str = "",
 ) -> None:
-    if as_json:
-        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
-    if as_json or quiet:
+    if not emit(rows, as_json, quiet):
         return
     from rich.table import Table
 
@@ -311,6 +280,14 @@ def short(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(short(inner) for inner in value)
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def counts_guarantee(epsilon: float, delta: float) -> str:
+    """What covers private counts."""
+    return (
+        f"proven ε = {epsilon:g}, δ = {delta:g}, zero-out, against a server that sees every institution's counts; "
+        "95% intervals include the noise"
+    )
 
 
 def epsilon_text(value: Any) -> str:
@@ -382,7 +359,7 @@ def escape(text: str) -> str:
 # Progress of many runs
 
 
-class Bar(_Live):
+class Bar(Live):
     """The progress of sweep, plan and reproduce. Work finished before the first update says nothing about today's
     speed, so the bar starts after it."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,12 +9,19 @@ import typer
 
 from dither.cli.common import (
     LOCAL,
+    Classes,
     DataDir,
+    Delta,
+    Drop,
     Json,
+    Keep,
     LedgerFile,
     NewLedger,
     Quiet,
+    Task,
+    emit,
     error_terminal,
+    names_in,
     on_interrupt,
     print_table,
     refuse_input,
@@ -45,13 +51,8 @@ def data_list(as_json: Json = False, quiet: Quiet = False) -> None:
         }
         for entry in data.entries().values()
     ]
-    print_table(
-        rows,
-        as_json=as_json,
-        quiet=quiet,
-        title="Data sets",
-        footer="your own: dither run ... --set data.path=FILE --set data.label=COLUMN",
-    )
+    footer = "your own: dither run ... --set data.path=FILE --set data.label=COLUMN"
+    print_table(rows, as_json=as_json, quiet=quiet, title="Data sets", footer=footer)
 
 
 @app.command("get")
@@ -69,9 +70,7 @@ def data_get(
 
     with on_interrupt("complete files are kept; run the same command to continue"):
         files = data.get(name, data_dir=data_dir, progress=None if as_json or quiet else say)
-    if as_json:
-        typer.echo(json.dumps({"name": name, "files": [str(path) for path in files]}))
-    if as_json or quiet:
+    if not emit({"name": name, "files": [str(path) for path in files]}, as_json, quiet):
         return
     for path in files:
         typer.echo(str(path))
@@ -130,13 +129,9 @@ def data_describe(
     facts = data.describe(dataset)
     data.draw_partition(dataset, federation, path)
     table = data.partition_table(dataset, federation)
-    if as_json:
-        rows = [{"client": row.client, "records": row.records, "classes": row.counts} for row in table]
-        from dither.experiment.folder import to_json
-
-        local = {"local": True} if own else {}
-        typer.echo(to_json({**facts, "clients": rows, "picture": str(path), **local}, indent=2))
-    if as_json or quiet:
+    rows = [{"client": row.client, "records": row.records, "classes": row.counts} for row in table]
+    local = {"local": True} if own else {}
+    if not emit({**facts, "clients": rows, "picture": str(path), **local}, as_json, quiet):
         return
     hidden = ("name", "notes", "covered")
     known = {key.replace("_", " "): value for key, value in facts.items() if key not in hidden and value}
@@ -166,13 +161,9 @@ def data_schema(
     ],
     label: Annotated[str, typer.Option(help="Label column.")],
     out: Annotated[Path, typer.Option(help="Schema to write.")] = Path("schema.toml"),
-    task: Annotated[
-        str, typer.Option(help="classification, regression, or auto: by the label's values.")
-    ] = "auto",
-    drop: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Leave this column out.")] = None,
-    keep: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN", help="Keep this column, whatever it looks like.")
-    ] = None,
+    task: Task = "auto",
+    drop: Drop = None,
+    keep: Keep = None,
     public: Annotated[
         bool, typer.Option("--public", help="The records are public, and so is what is read from them.")
     ] = False,
@@ -180,8 +171,8 @@ def data_schema(
         bool, typer.Option("--private", help="Estimate it with noise, at --epsilon: only the header is public.")
     ] = False,
     epsilon: Annotated[float | None, typer.Option(help="ε of a private schema.")] = None,
-    delta: Annotated[float, typer.Option(help="δ of that ε.")] = 1e-5,
-    classes: Annotated[str, typer.Option(help="Public classes of the label, with commas between.")] = "",
+    delta: Delta = 1e-5,
+    classes: Classes = "",
     ledger: LedgerFile = None,
     new_ledger: NewLedger = False,
     as_json: Json = False,
@@ -200,26 +191,23 @@ def data_schema(
         raise SpecError("--private needs --epsilon, which is for private schemas alone; --public excludes both")
     path = tables if len(tables) > 1 else tables[0]
     if private and epsilon is not None:
-        names = tuple(name.strip() for name in classes.split(",") if name.strip())
-        wanted = Wanted(label, task, names, drop or (), keep or ())
+        wanted = Wanted(label, task, names_in(classes), drop or (), keep or ())
         files = data.table_files(path) or [Path(tables[0])]
         drafted = private_schema(files, wanted, epsilon=epsilon, delta=delta, ledger=ledger, new_ledger=new_ledger)
     else:
         drafted = data.draft(path, label, drop=drop or (), keep=keep or (), task=task)
     schema = drafted.schema.as_public() if public else drafted.schema
     schema.save(out, comments=drafted.lines(counts=False))
-    if as_json:
-        facts = {
-            "file": str(out),
-            "columns": len(schema.columns),
-            "label": label,
-            "task": "classification" if schema.label.bounds is None else "regression",
-            "read_from_data": list(schema.read_from_data),
-            "left_out": drafted.excluded,
-            **({} if schema.privacy is None else {"privacy": schema.privacy._asdict()}),
-        }
-        typer.echo(json.dumps(facts, ensure_ascii=False))
-    elif not quiet:
+    facts = {
+        "file": str(out),
+        "columns": len(schema.columns),
+        "label": label,
+        "task": "classification" if schema.label.bounds is None else "regression",
+        "read_from_data": schema.read_from_data,
+        "left_out": drafted.excluded,
+        **({} if schema.privacy is None else {"privacy": schema.privacy._asdict()}),
+    }
+    if emit(facts, as_json, quiet):
         print_draft(drafted, schema, out, asked=task != "auto")
 
 

@@ -6,6 +6,8 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,15 +17,20 @@ from dither.cli.common import (
     DataDir,
     Json,
     LedgerFile,
+    Live,
     NewLedger,
     Quiet,
     Settings,
+    emit,
     epsilon_text,
     escape,
+    names_in,
     on_interrupt,
     print_event,
+    print_report,
     print_table,
     terminal,
+    values_of,
 )
 from dither.errors import ConfigError, FederationError
 
@@ -37,6 +44,7 @@ ServerFolder = Annotated[
     Path,
     typer.Option("--federation", metavar="DIR", help="The server's folder from `dither federation init`."),
 ]
+MadeFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder that init made, with its ca.")]
 Hosts = Annotated[
     list[str] | None, typer.Option("--host", help="Name or address under which parties reach the server.")
 ]
@@ -74,28 +82,24 @@ def serve(
     quiet: Quiet = False,
 ) -> None:
     """Run a federation: wait for the parties, make an agreement, train, and leave a run folder."""
-    from dither.spec import Spec, parse_setting
+    from dither.spec import Spec
 
     host, port = _address(address)
-    spec = Spec.from_any(what).with_values(dict(parse_setting(each) for each in settings or []))
-    if min_clients is not None:
-        spec = spec.with_values({"federation.min_clients": min_clients})
-    folder = out or _default_out(spec)
+    rule = {} if min_clients is None else {"federation.min_clients": min_clients}
+    spec = Spec.from_any(what).with_values(values_of(settings) | rule)
+    folder = out or Path("runs") / f"federation-{Path(spec.method).stem}-{datetime.now():%Y%m%d-%H%M%S}"
     from dither.federation import serving
 
     _term_as_interrupt()
-    view = _Silent() if quiet else _Events() if as_json else _ServerView()
-    try:
-        with (
-            on_interrupt(f"go on with the same command and --out {shlex.quote(str(folder))}"),
-            _health_endpoint(health, folder),
-        ):
-            report = serving.serve(
-                spec, keys_folder=federation, run_folder=folder, host=host, port=port,
-                without=tuple(without or ()), wait_seconds=wait, data_dir=data_dir, on_event=view,
-            )  # fmt: skip
-    finally:
-        view.close()
+    with (
+        on_interrupt(f"go on with the same command and --out {shlex.quote(str(folder))}"),
+        _health_endpoint(health, folder),
+        _ServerView(as_json, quiet) as view,
+    ):
+        report = serving.serve(
+            spec, keys_folder=federation, run_folder=folder, host=host, port=port,
+            without=tuple(without or ()), wait_seconds=wait, data_dir=data_dir, on_event=view,
+        )  # fmt: skip
     if as_json:
         print_event("done", folder=str(folder), **report.to_dict())
     elif not quiet:
@@ -103,8 +107,6 @@ def serve(
 
 
 def _health_endpoint(address: str, folder: Path) -> Any:
-    from contextlib import nullcontext
-
     if not address:
         return nullcontext()
     from dither.federation.health import Endpoint
@@ -255,7 +257,7 @@ def init(
     """Create a federation from the requests of its parties, or with everybody's keys in one place."""
     from dither.federation import keys
 
-    names, hosts = [name.strip() for name in parties.split(",") if name.strip()], host or ["localhost"]
+    names, hosts = list(names_in(parties)), host or ["localhost"]
     if bool(names) == bool(requests):
         raise ConfigError("give either --request FILE for each party, or --parties NAMES to make their keys here")
     if transport != "flower":
@@ -276,14 +278,13 @@ def init(
         from dither.federation.nvflare.kits import provision
 
         provision(folder, names, host=hosts[0], port=port)
-    if as_json:
-        handed = {name: folder / "parties" / name for name in names}
-        _print_json({"server": folder / "server", "parties": handed, "keep_offline": folder / "ca"})
-    if as_json or quiet:
+    handed = {name: folder / "parties" / name for name in names}
+    made = {"server": folder / "server", "parties": handed, "keep_offline": folder / "ca"}
+    if not emit(made, as_json, quiet):
         return
     typer.echo(f"server: {folder / 'server'}")
-    for name in names:
-        typer.echo(f"hand to {name}: {folder / 'parties' / name}")
+    for name, path in handed.items():
+        typer.echo(f"hand to {name}: {path}")
     typer.echo(f"keep offline: {folder / 'ca'} (whoever holds it can pose as the server)")
     typer.echo("this machine has seen every private key; with --request the parties make their own")
 
@@ -313,9 +314,8 @@ def _print_members(folder: Path, keyring: Any, *, as_json: bool, quiet: bool) ->
     from dither.federation import keys
 
     invitations = {party.name: keys.invitation_file(folder, party.name) for party in keyring.parties}
-    if as_json:
-        _print_json({"server": folder / "server", "invitations": invitations, "fingerprint": keyring.fingerprint})
-    elif not quiet:
+    facts = {"server": folder / "server", "invitations": invitations, "fingerprint": keyring.fingerprint}
+    if emit(facts, as_json, quiet):
         typer.echo(f"server: {folder / 'server'}; keep offline: {folder / 'ca'}")
         for name, path in invitations.items():
             kit = path.with_name(f"{name}.signed.zip")
@@ -346,9 +346,8 @@ def request(
         from dither.federation.nvflare import kits
 
         paths.append(kits.request(folder, name))
-    if as_json:
-        _print_json({"folder": folder, "request": paths[0], "also": paths[1:], "identity": party.identity.hex()})
-    elif not quiet:
+    facts = {"folder": folder, "request": paths[0], "also": paths[1:], "identity": party.identity.hex()}
+    if emit(facts, as_json, quiet):
         typer.echo(f"your folder: {folder} (its private keys never leave it)")
         typer.echo(f"send to the organiser: {' and '.join(map(str, paths))} (public keys, signed)")
 
@@ -374,10 +373,8 @@ def accept(
     names = [party.name for party in keyring.parties]
     known = names if before is None else [party.name for party in before.parties]
     added, removed = [name for name in names if name not in known], [name for name in known if name not in names]
-    if as_json:
-        facts = {"parties": names, "added": added, "removed": removed, "fingerprint": keyring.fingerprint}
-        _print_json(facts)
-    elif not quiet:
+    facts = {"parties": names, "added": added, "removed": removed, "fingerprint": keyring.fingerprint}
+    if emit(facts, as_json, quiet):
         typer.echo(f"members: {', '.join(names)}")
         for what, changed in (("added", added), ("removed", removed)):
             if changed:
@@ -387,7 +384,7 @@ def accept(
 
 @app.command("add")
 def add(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that init made, with its ca.")],
+    folder: MadeFolder,
     path: Annotated[Path, typer.Argument(metavar="FILE", help="The new party's request.")],
     as_json: Json = False,
     quiet: Quiet = False,
@@ -403,7 +400,7 @@ def add(
 
 @app.command("revoke")
 def revoke(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that init made, with its ca.")],
+    folder: MadeFolder,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The party to take out.")],
     as_json: Json = False,
     quiet: Quiet = False,
@@ -424,9 +421,7 @@ def status(
     from dither.federation import health
 
     facts = health.of_folder(folder)
-    if as_json:
-        _print_json(facts)
-    elif not quiet:
+    if emit(facts, as_json, quiet):
         for name, value in facts.items():
             shown = ", ".join(map(str, value)) if isinstance(value, list) else value
             if value not in (None, "", []):
@@ -462,15 +457,13 @@ def verify(
             f"{n} released {each['releases']} uploads, the last is {each['head'][:16]}"
             for n, each in stated.items()
         ]
-    if as_json:
-        _print_json(signed)
-    elif not quiet:
+    if emit(signed, as_json, quiet):
         typer.echo("\n".join(said))
 
 
 @app.command("renew")
 def renew(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that init made, with its ca.")],
+    folder: MadeFolder,
     host: Hosts = None,
     days: Days = 825,
     as_json: Json = False,
@@ -481,9 +474,7 @@ def renew(
 
     keys.issue(folder, hosts=host or ["localhost"], days=days)
     ends = keys.expiry(folder / "server" / "server.pem")
-    if as_json:
-        _print_json({"server": folder / "server", "until": f"{ends:%Y-%m-%d}"})
-    elif not quiet:
+    if emit({"server": folder / "server", "until": f"{ends:%Y-%m-%d}"}, as_json, quiet):
         typer.echo(f"new certificate in {folder / 'server'}, until {ends:%Y-%m-%d}")
 
 
@@ -502,9 +493,7 @@ def check(
     from dither.federation import joining
 
     findings = joining.check(federation, data=data, label=label, server=server, ledger=ledger)
-    if as_json:
-        _print_json([finding._asdict() for finding in findings])
-    if as_json or quiet:
+    if not emit([finding._asdict() for finding in findings], as_json, quiet):
         sys.exit(0 if all(finding.good for finding in findings) else FederationError.exit_code)
     for finding in findings:
         mark = "[green]ok[/]  " if finding.good else "[red]no[/]  "
@@ -534,8 +523,6 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """A server and its parties on this machine: TLS, authenticated nodes, secure aggregation, CPFed on Adult."""
-    from datetime import datetime
-
     _require(transport)
     from dither.federation import demo
     from dither.federation.local import free_port
@@ -553,29 +540,6 @@ def demo(
     sys.exit(code)
 
 
-def _print_json(value: Any) -> None:
-    import json
-
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
-
-
-class _Silent:
-    """Nothing is printed."""
-
-    def __call__(self, event: str, facts: dict[str, Any]) -> None:
-        return None
-
-    def close(self) -> None:
-        return None
-
-
-class _Events(_Silent):
-    """A line of JSON an event."""
-
-    def __call__(self, event: str, facts: dict[str, Any]) -> None:
-        print_event(event, **facts)
-
-
 _LINES = {  # by event
     "joined": "{party} is here with {records:,} records",
     "accepted": "{party} takes part",
@@ -585,19 +549,26 @@ _LINES = {  # by event
 }
 
 
-class _ServerView(_Silent):
-    """Live progress of a federation: a bar on a terminal, lines elsewhere."""
+class _ServerView(Live):
+    """Live progress of a federation: a bar on a terminal, lines elsewhere; JSON lines with --json."""
 
-    def __init__(self) -> None:
-        self._console = terminal()
-        self._bar: Any = None
+    def __init__(self, as_json: bool, quiet: bool) -> None:
+        super().__init__(silent=quiet)
+        self._as_json, self._console = as_json, terminal()
         self._task: Any = None
         self._score = "accuracy -"
 
     def __call__(self, event: str, facts: dict[str, Any]) -> None:
+        if self.silent:
+            return
+        if self._as_json:
+            print_event(event, **facts)
+            return
         line = self._line(event, facts)
         if event == "start" and self._console.is_terminal:
-            self._start_bar(facts)
+            self._make_bar("round {task.completed}/{task.total}", "{task.fields[score]}", self._console)
+            self._task = self._bar.add_task("", total=facts["rounds"], completed=facts["done"], score=self._score)
+            self._bar.start()
         if event == "round" and self._bar is not None:
             self._bar.update(self._task, completed=facts["round"] + 1, score=self._score)
             line = "" if not facts["missing"] and not facts["refused"] else line
@@ -628,27 +599,8 @@ class _ServerView(_Silent):
             return "  ".join([*parts, self._score, f"{facts['seconds']:.2f} s"])
         return _LINES.get(event, "").format_map(facts)
 
-    def _start_bar(self, facts: dict[str, Any]) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self._bar = Progress(
-            TextColumn("round {task.completed}/{task.total}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[score]}"),
-            TimeElapsedColumn(),
-            console=self._console,
-        )
-        self._task = self._bar.add_task("", total=facts["rounds"], completed=facts["done"], score=self._score)
-        self._bar.start()
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
 
 def _print_outcome(report: Report, folder: Path) -> None:
-    from dither.experiment.report import claim_text, label, other_notes, proven_text, sampler_text, uncovered
-
     totals = report.federation
     if totals is None:
         raise FederationError(f"{str(folder)!r} holds no run of a federation")
@@ -667,21 +619,7 @@ def _print_outcome(report: Report, folder: Path) -> None:
         ],
         title="Rounds by party",
     )
-    name = "test accuracy" if report.classes else "test R²"
-    lines = [] if report.test_score is None else [(name, f"{report.test_score:.4f}")]
-    lines += [("warning", each.text) for each in report.advice]
-    each = f"{totals.seconds_a_round:.2f} s each"
-    lines.append(("rounds", f"{report.rounds} in {report.seconds:.1f} s, {each}"))
-    safe = f"secure aggregation, safe from a server that colludes with {totals.colluders} parties"
-    lines.append(("sums", safe if totals.aggregation != "off" else "in the open"))
-    lines.append(("claimed ε", claim_text(report.epsilon.claimed)))
-    lines += [(label(row), proven_text(row)) for row in report.epsilon.main]
-    lines += [("noise", text) for text in sampler_text(report.epsilon.main)]
-    lines += [("not covered", text) for text in uncovered(report.epsilon.main)]
-    lines += [("note", note) for note in other_notes(report)]
-    lines.append(("run folder", str(folder)))
-    rows = [{"": what, " ": text} for what, text in lines]
-    print_table(rows, title=f"{report.method}, {report.num_clients} parties")
+    print_report(report)
     if (folder / "scores.json").is_file():
         from dither.experiment.evaluation import PrivateScores
 
@@ -699,12 +637,6 @@ def _address(text: str) -> tuple[str, int]:
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConfigError(f"--address {text!r} is not of the form HOST:PORT")
     return host.strip("[]"), int(port)
-
-
-def _default_out(spec: Any) -> Path:
-    from datetime import datetime
-
-    return Path("runs") / f"federation-{Path(spec.method).stem}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def _term_as_interrupt() -> None:

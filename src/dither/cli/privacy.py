@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,16 +12,22 @@ import typer
 from dither.cli import common
 from dither.cli.common import (
     DataDir,
+    Delta,
     Json,
     LedgerFile,
     NewLedger,
     Quiet,
     Settings,
+    counts_guarantee,
+    emit,
     epsilon_text,
     error_terminal,
+    escape,
+    names_in,
     on_interrupt,
     print_table,
     spec_from,
+    values_of,
 )
 from dither.errors import ConfigError, SpecError
 
@@ -66,19 +71,13 @@ def account(
 ) -> None:
     """Print the claimed and the proven ε of a run or a spec, for every adversary, and why they differ."""
     from dither.experiment.account import account as accounted
-    from dither.spec import parse_setting
 
+    what = run_folder if run_folder.exists() else str(run_folder)
     report = accounted(
-        run_folder if run_folder.exists() else str(run_folder),
-        values=dict(parse_setting(each) for each in settings or []),
-        every_recipe=every_recipe,
-        ex_ante=ex_ante,
-        data_dir=data_dir,
+        what, values=values_of(settings), every_recipe=every_recipe, ex_ante=ex_ante, data_dir=data_dir,
         ledger=ledger,
-    )
-    if as_json:
-        typer.echo(report.to_json())
-    elif not quiet:
+    )  # fmt: skip
+    if emit(report, as_json, quiet):
         _print_account(report)
 
 
@@ -212,13 +211,12 @@ def audit(
         raise SpecError("nothing to attack: give a method, a spec or a run folder, or --fuzz N")
     from dither import auditing
     from dither.auditing import report as pictures
-    from dither.experiment.folder import to_json
-    from dither.experiment.partial import default_folder
+    from dither.experiment.folder import unfinished_folder
     from dither.experiment.report import SHORT_VIEWS, Report
 
     folder = Path(what)
     is_run = (folder / "spec.toml").is_file()
-    spec = spec_from(str(folder / "spec.toml") if is_run else what, None, settings, None)
+    spec = spec_from(str(folder / "spec.toml") if is_run else what, settings)
     console = error_terminal()
 
     def say(row: AuditRow) -> None:
@@ -231,39 +229,38 @@ def audit(
             spec, completed_rounds=finished.rounds if finished is not None and not settings else None,
             views=tuple(view) if view else auditing.VIEWS, trials=trials, confidence=confidence,
             canaries=canaries, rounds=rounds, seed=seed, data_dir=data_dir,
-            on_row=None if as_json or quiet else say, keep=default_folder(),
+            on_row=None if as_json or quiet else say, keep=unfinished_folder(),
         )  # fmt: skip
     # With other settings it is another run that was audited.
     target = out or (folder if is_run and not settings else None)
     if target is not None and out is None and spec.data.path:
         target = target / "local"  # what an attack finds with the records at hand, no ε covers
     written = pictures.save(outcome, target) if target is not None else []
-    if as_json:
-        typer.echo(to_json(outcome.to_dict(), indent=2))
-    elif not quiet:
-        _print(outcome, written)
-    if outcome.violations:
-        for row in outcome.violations:
-            console.print(
-                f"[bold red]VIOLATION:[/] {SHORT_VIEWS[row.view]} ({row.unit}): at least "
-                f"{epsilon_text(row.attacked.value)} was shown at {row.attacked.confidence:.4g} confidence "
-                f"({row.attacked.form}), at most {epsilon_text(row.proven)} was proved ({row.recipe}): the "
-                "method, its noise or the proof is wrong",
-                soft_wrap=True,
-                highlight=False,
-            )
+    if emit(outcome, as_json, quiet):
+        _print_audit(outcome, written)
+    _exit_on_violation(
+        f"{SHORT_VIEWS[row.view]} ({row.unit}): at least {epsilon_text(row.attacked.value)} was shown at "
+        f"{row.attacked.confidence:.4g} confidence ({row.attacked.form}), at most {epsilon_text(row.proven)} was "
+        f"proved ({row.recipe}): the method, its noise or the proof is wrong"
+        for row in outcome.violations
+    )
+
+
+def _exit_on_violation(lines: Iterable[str]) -> None:
+    """Exit code 5 where an attack shows more than was proved."""
+    violations = list(lines)
+    for line in violations:
+        error_terminal().print(f"[bold red]VIOLATION:[/] {escape(line)}", soft_wrap=True, highlight=False)
+    if violations:
         sys.exit(VIOLATION)
 
 
 def _fuzz(count: int, seed: int, *, as_json: bool, quiet: bool) -> None:
     """Attack random specs, print a row for each, and end with exit code 5 where one leaks more than is proved."""
     from dither.auditing.fuzz import fuzz
-    from dither.experiment.folder import to_json
 
     outcomes = fuzz(count, seed=seed)
-    if as_json:
-        typer.echo(to_json([outcome.to_dict() for outcome in outcomes], indent=2))
-    elif not quiet:
+    if emit(outcomes, as_json, quiet):
         rows = [
             {
                 "seed": outcome.seed,
@@ -279,20 +276,15 @@ def _fuzz(count: int, seed: int, *, as_json: bool, quiet: bool) -> None:
             for outcome in outcomes
         ]
         print_table(rows, title=f"{count} random specs")
-    violated = [outcome for outcome in outcomes if outcome.violated]
-    for outcome in violated:
-        error_terminal().print(
-            f"[bold red]VIOLATION:[/] at least {epsilon_text(outcome.attacked)} was shown ({outcome.attack}), "
-            f"at most {epsilon_text(outcome.proven)} was proved ({outcome.recipe}); "
-            f"to see it again: {outcome.command}",
-            soft_wrap=True,
-            highlight=False,
-        )
-    if violated:
-        sys.exit(VIOLATION)
+    _exit_on_violation(
+        f"at least {epsilon_text(outcome.attacked)} was shown ({outcome.attack}), at most "
+        f"{epsilon_text(outcome.proven)} was proved ({outcome.recipe}); to see it again: {outcome.command}"
+        for outcome in outcomes
+        if outcome.violated
+    )
 
 
-def _print(outcome: Audit, written: list[Path]) -> None:
+def _print_audit(outcome: Audit, written: list[Path]) -> None:
     rows = [
         {
             "adversary": _adversary(row),
@@ -397,7 +389,7 @@ def budget_show(
 def budget_set(
     data: Data,
     epsilon: Annotated[float, typer.Option(help="Largest proven ε of everything ever released.")],
-    delta: Annotated[float, typer.Option(help="δ of that ε.")] = 1e-5,
+    delta: Delta = 1e-5,
     view: Annotated[
         str, typer.Option(help="What the adversary sees: upload, sum, broadcast or final.")
     ] = "upload",
@@ -444,7 +436,9 @@ def budget_same(
     """Declare that a file holds records of a known data set: the two are charged together from now on."""
     ledger = _ledger(ledger_file)
     ledger.identify(_data_id(ledger, data), file=Path(data).name, name=_known(ledger, known))
-    _said(f"{data} is charged together with {ledger.called(_known(ledger, known))}", as_json, quiet)
+    recorded = f"{data} is charged together with {ledger.called(_known(ledger, known))}"
+    if emit({"recorded": recorded}, as_json, quiet):
+        typer.echo(recorded)
 
 
 @budget.command("other")
@@ -469,7 +463,9 @@ def budget_other(
             f"{data!r} shares rows with a known data set; confirm with --yes that it holds other people's records"
         )
     ledger.declare_other(dataset, than)
-    _said(f"{data} holds other records than {ledger.called(than)}", as_json, quiet)
+    recorded = f"{data} holds other records than {ledger.called(than)}"
+    if emit({"recorded": recorded}, as_json, quiet):
+        typer.echo(recorded)
 
 
 @budget.command("history")
@@ -521,13 +517,6 @@ def _about(about: Any) -> str:
         *(f"known to ledger {each[:8]} too" for each in about.besides),
     ]
     return "data: " + ", ".join(said or ["a sketch of its records"])
-
-
-def _said(text: str, as_json: bool, quiet: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps({"recorded": text}, ensure_ascii=False))
-    elif not quiet:
-        typer.echo(text)
 
 
 def _known(ledger: Any, name: str) -> str:
@@ -582,12 +571,8 @@ def statement(
     document = stated(run, party=party, ledger=ledger)
     if out is not None:
         document.save(out)
-    if as_json:
-        typer.echo(document.to_json())
-    elif out is not None and not quiet:
-        typer.echo(f"wrote {out}")
-    elif not quiet:
-        typer.echo(document.to_markdown())
+    if emit(document, as_json, quiet):
+        typer.echo(document.to_markdown() if out is None else f"wrote {out}")
 
 
 def check(
@@ -603,15 +588,11 @@ def check(
 ) -> None:
     """Compare claimed and proven ε of training that Dither did not run (exit code 1: the claim has no proof)."""
     from dither.experiment.check import check as checked
-    from dither.spec import parse_setting
 
-    result = checked(file, dict(parse_setting(each) for each in settings or []))
-    if as_json:
-        typer.echo(result.to_json())
-    elif not quiet:
-        lines = result.lines()
+    result = checked(file, values_of(settings))
+    if emit(result, as_json, quiet):
         typer.echo(result.training.title)
-        for what, value in lines:
+        for what, value in result.lines():
             typer.echo(f"  {what:<12} {value}")
     if result.training.claimed_epsilon is not None and not result.supported:
         sys.exit(1)
@@ -623,8 +604,8 @@ def stats(
         list[Path], typer.Argument(metavar="FILE...", help="One table for each institution (CSV or Parquet).")
     ],
     epsilon: Annotated[float, typer.Option(help="ε of all these statistics together.")],
-    delta: Annotated[float, typer.Option(help="δ of that ε.")] = 1e-5,
-    columns: Annotated[str, typer.Option(help="Names of columns, with commas between (default: all).")] = "",
+    delta: Delta = 1e-5,
+    columns: Annotated[str, typer.Option(help="Names of columns, separated by commas (default: all).")] = "",
     ledger: LedgerFile = None,
     new_ledger: NewLedger = False,
     as_json: Json = False,
@@ -634,20 +615,8 @@ def stats(
     from dither.experiment import statistics
 
     result = statistics.statistics(
-        files,
-        epsilon=epsilon,
-        delta=delta,
-        columns=[name.strip() for name in columns.split(",") if name.strip()],
-        ledger=ledger,
-        new_ledger=new_ledger,
+        files, epsilon=epsilon, delta=delta, columns=names_in(columns), ledger=ledger, new_ledger=new_ledger
     )
-    if as_json:
-        typer.echo(result.to_json())
-        return
-    print_table(
-        result.rows(),
-        quiet=quiet,
-        title=f"Private statistics of {len(files)} {'table' if len(files) == 1 else 'tables'}",
-        footer=f"proven ε = {epsilon:g}, δ = {delta:g}, zero-out, against a server that sees every institution's "
-        "counts; intervals of 95% include the noise",
-    )
+    if emit(result, as_json, quiet):
+        title = f"Private statistics of {len(files)} {'table' if len(files) == 1 else 'tables'}"
+        print_table(result.rows(), title=title, footer=counts_guarantee(epsilon, delta))

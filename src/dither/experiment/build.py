@@ -127,6 +127,36 @@ class Experiment:
 Arrays = tuple[np.ndarray, np.ndarray]
 
 
+class Chosen(NamedTuple):
+    """A spec, its records where they are loaded already, and a note on what was chosen."""
+
+    spec: Spec
+    dataset: data.Dataset | None = None
+    note: str = ""
+
+
+def choose(
+    source: Spec | str | Path | Mapping[str, Any],
+    values: Mapping[str, Any] | None = None,
+    *,
+    records: Any = None,
+    data_dir: str | Path | None = None,
+) -> Chosen:
+    """The spec of a preset, a TOML file, a mapping or a `Spec`, with `values` on top. For your own records without
+    a method, Dither chooses what is not given (`defaults.completed`). `records` are given in Python."""
+    given = Spec.given(source)
+    own: dict[str, Any] = {} if records is None else {"data.path": IN_MEMORY}
+    if isinstance(records, tuple) and len(records) == 3:
+        own["data.partition"] = "column"
+    own = {**(values or {}), **own}
+    if given is not None and {**given, **own}.get("data.path") and "method" not in {**given, **own}:
+        from dither.experiment.defaults import completed  # which builds on this module
+
+        return completed({**given, **own}, records, data_dir)
+    spec = Spec.from_any(source).with_values(own) if given is None else Spec.from_any({**given, **own})
+    return Chosen(spec, None if records is None else load_data(spec, records=records))
+
+
 def build_experiment(
     spec: Spec,
     *,
@@ -478,7 +508,8 @@ def load_data(
         label_bounds=d.label_bounds,
         split_by_rows=d.split == "rows",
     )
-    dataset = data.transformed(dataset, d.transform)
+    if d.transform != "none":
+        dataset = data.transformed(dataset, d.transform)
     dataset = dataset if d.split in ("given", "rows") else data.pool(dataset)
     return dataset if d.part == "all" else data.public_part(dataset, d.part, d.public_fraction)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +52,7 @@ class PrivateScores:
     delta: float
 
     def to_json(self) -> str:
-        return to_json(asdict(self), indent=2)
+        return to_json(self, indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> PrivateScores:

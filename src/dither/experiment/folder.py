@@ -33,8 +33,10 @@ import secrets
 import shutil
 import tempfile
 import time
+import zlib
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -43,6 +45,7 @@ import numpy as np
 from dither.accounting import ProvenRow
 from dither.errors import DamagedFile, DitherError, RunExists, SpecError
 from dither.spec import Spec
+from dither.types import __version__
 
 FORMAT = 2  # of run folders; those without a number have no digests.json
 _KEEP_CHECKPOINTS = 2
@@ -467,17 +470,24 @@ def _checksum(value: Mapping[str, Any]) -> str:
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """JSON in which ∞ and NaN are the strings "inf" and "nan", as JSON has no such numbers."""
+    """JSON of plain values, dataclasses and whatever has a `to_dict`. ∞ and NaN are the strings "inf" and "nan":
+    JSON has no such numbers."""
     return json.dumps(_json_ready(value), indent=indent, ensure_ascii=False)
 
 
 def _json_ready(value: Any) -> Any:
+    if isinstance(value, ProvenRow):
+        value = value.to_json()
+    elif hasattr(value, "to_dict"):
+        value = value.to_dict()
+    elif is_dataclass(value) and not isinstance(value, type):
+        value = vars(value)
     if isinstance(value, Mapping):
         return {str(key): _json_ready(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_json_ready(inner) for inner in value]
-    if isinstance(value, ProvenRow):
-        return _json_ready(value.to_json())
+    if isinstance(value, Path):
+        return str(value)
     if isinstance(value, np.ndarray):
         return _json_ready(value.tolist())
     if isinstance(value, np.generic):
@@ -491,3 +501,62 @@ def _umask() -> int:
     current = os.umask(0)
     os.umask(current)
     return current
+
+
+# What a long computation has found so far, kept until it is done: an interrupted one goes on from there.
+
+
+def unfinished_folder() -> Path:
+    """$DITHER_CACHE, or the platform's cache folder, with "unfinished" below it."""
+    wish = os.environ.get("DITHER_CACHE", "")
+    if wish:
+        return Path(wish) / "unfinished"
+    from platformdirs import user_cache_path
+
+    return user_cache_path("dither") / "unfinished"
+
+
+class Unfinished:
+    """Answers by key. `about` is everything they depend on; with folder None nothing is kept."""
+
+    def __init__(self, folder: str | Path | None, kind: str, about: Any) -> None:
+        text = json.dumps([__version__, kind, about], sort_keys=True, default=str)
+        name = f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:24]}.jsonl"
+        self.path = None if folder is None else Path(folder) / name
+        self._known: dict[str, Any] = {}
+        if self.path is not None and self.path.is_file():
+            for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
+                try:
+                    text, checksum = json.loads(line)
+                    key, value = json.loads(text)
+                except (TypeError, ValueError):  # cut off by a kill
+                    continue
+                if checksum == zlib.crc32(text.encode()):
+                    self._known[key] = value
+
+    def get(self, key: str) -> Any:
+        """What was found before; None where nothing was."""
+        return self._known.get(key)
+
+    def put(self, key: str, value: Any) -> None:
+        """Keep an answer."""
+        if self.path is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "a", encoding="utf-8") as file:
+            # A line that a kill cut off must not swallow this one.
+            text = json.dumps([key, value], default=_plain)
+            file.write("\n" * (file.tell() > 0) + json.dumps([text, zlib.crc32(text.encode())]) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def done(self) -> None:
+        """It came to its end: forget the answers."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} cannot be stored")

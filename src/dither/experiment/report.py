@@ -23,9 +23,8 @@ import numpy as np
 
 from dither.accounting import ClientEpsilon, ClientRange, ProvenRow
 from dither.errors import DamagedFile, DataError, RunExists, SpecError, did_you_mean
-from dither.experiment.advice import Advice
 from dither.experiment.folder import RunFolder, to_json
-from dither.experiment.metrics import TestScores, evaluate
+from dither.experiment.metrics import Advice, TestScores, evaluate
 from dither.spec import Spec, model_file
 from dither.spec.code import register_model
 from dither.types import Claim
@@ -51,6 +50,11 @@ ADVERSARIES = {
     "sum": "a server that sees only sums of uploads",
     "broadcast": "an outsider who sees every broadcast",
     "final": "an outsider who sees only the final model",
+}
+_SUMMED = {
+    "off": "the server sees every upload",
+    "ideal": "summed as secure aggregation would (secagg.mode = ideal)",
+    "real": "under secure aggregation",
 }
 _NAMED_CLIENTS = 4  # clients of one target that are named one by one
 _SCORED_AT_ONCE = 16_384  # records of a folder of arrays
@@ -232,6 +236,16 @@ class RunTraffic:
     enrol_seconds: float | None = None
     rounding: RoundingMargin | None = None
 
+    def text(self) -> str:
+        """One line on what a round sends."""
+        sent, received = bytes_text(self.upload_bytes), bytes_text(self.download_bytes)
+        parts = [f"{sent} a round and gets {received}", _SUMMED[self.aggregation]]
+        if self.mask_seconds is not None:
+            parts.append(f"masks {1000 * self.mask_seconds:.3g} ms a client")
+        if self.lost:
+            parts.append(f"{self.lost} uploads lost")
+        return "; ".join(parts)
+
 
 @dataclass(frozen=True)
 class LedgerCharge:
@@ -296,6 +310,13 @@ class LocalFigures:
     scores: TestScores | None = None  # where test records are not public: on some of the training records
     advice: tuple[Advice, ...] = ()
     metrics: tuple[Mapping[str, Any], ...] = ()
+
+    def text(self) -> str:
+        """The figures in one line."""
+        parts = [] if self.train_loss is None else [f"training loss {self.train_loss:.4f}"]
+        if self.clamped:
+            parts.append(f"{self.clamped} coordinates clamped: raise secagg.bound or lower client_lr")
+        return "; ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -422,6 +443,11 @@ class Report(Overview):
         return self.test_accuracy if self.classes else self.test_r2
 
     @property
+    def score_without_noise(self) -> float | None:
+        """The same score of the same run without noise; None where it was not trained."""
+        return self.test_accuracy_without_noise if self.classes else self.test_r2_without_noise
+
+    @property
     def accuracy(self) -> float | None:
         """Accuracy on the public test records; None if there are none."""
         return self.test_accuracy
@@ -450,6 +476,31 @@ class Report(Overview):
         remarks = len(uncovered(self.epsilon.main)) + len(other_notes(self))
         more = f"{remarks}, in report.notes and report.epsilon.proven().not_covered"
         return [*self.main_lines(), *([("notes", more)] if remarks else []), ("folder", str(self.folder))]
+
+    def lines(self) -> list[tuple[str, str]]:
+        """The whole report, as pairs of (what, value)."""
+        lines, main = self.main_lines(), self.epsilon.main
+        if self.federation is not None:
+            safe = f"secure aggregation, safe from a server that colludes with {self.federation.colluders} parties"
+            lines.append(("sums", safe if self.federation.aggregation != "off" else "in the open"))
+            lines.append(("a round", f"{self.federation.seconds_a_round:.2f} s"))
+        if (read := self.streamed) is not None:
+            blocks = f"{read.blocks} blocks of up to {read.block_records:,}"
+            lines.append(("records", f"streamed from disk: {blocks}, {read.seconds_waiting:.1f} s of waiting"))
+        if self.traffic is not None:
+            lines.append(("a client sends", self.traffic.text()))
+        lines += [("noise", text) for text in sampler_text(main)]
+        lines += [("not covered", text) for text in uncovered(main)]
+        if self.score_without_noise is not None:
+            score = f"test {'accuracy' if self.classes else 'R²'} {self.score_without_noise:.4f}"
+            lines.append(("without noise", f"{score} (not private: the same run with its noise left out)"))
+        lines += [("note", note) for note in other_notes(self)]
+        if (self.folder / "plot.png").is_file():
+            lines.append(("plot", str(self.folder / "plot.png")))
+        lines.append(("run folder", str(self.folder)))
+        if exact := self.local.text():
+            lines.append(("local, not private", f"{exact}; more in {self.folder / 'local'}"))
+        return lines + [("warning, local, not private", each.text) for each in self.local.advice]
 
     def main_lines(self) -> list[tuple[str, str]]:
         """Scores, rounds, clients and the three ε."""
@@ -499,8 +550,8 @@ class Report(Overview):
     def score_lines(self) -> dict[str, float]:
         """What a score is compared with: the trivial predictor and the same run without noise, where known."""
         trivial = None if self.scores is None else self.scores.trivial.get("accuracy" if self.classes else "r2")
-        without = self.test_accuracy_without_noise if self.classes else self.test_r2_without_noise
-        named = {self.scores.trivial_predictor if self.scores else "": trivial, "without noise": without}
+        name = self.scores.trivial_predictor if self.scores else ""
+        named = {name: trivial, "without noise": self.score_without_noise}
         return {name: value for name, value in named.items() if value is not None}
 
     def to_latex(self) -> str:
@@ -706,6 +757,12 @@ def view_key(view: str) -> str:
 def epsilon_text(value: float | str) -> str:
     """Three digits, or ∞."""
     return "∞" if math.isinf(float(value)) else f"{float(value):.3g}"
+
+
+def bytes_text(count: float) -> str:
+    """1234 -> 1.23 kB."""
+    power = next((power for power in (0, 1, 2) if count < 1000 ** (power + 1)), 3)
+    return f"{count / 1000**power:.3g} {('B', 'kB', 'MB', 'GB')[power]}"
 
 
 def label(row: ProvenRow) -> str:

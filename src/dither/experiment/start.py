@@ -25,8 +25,8 @@ from dither.accounting.ledger.runs import EVERY_RECORD, data_id
 from dither.errors import DataError, SpecError
 from dither.experiment import counting
 from dither.experiment.account import SpentPart, spent_parts
-from dither.experiment.build import Experiment, build_experiment
-from dither.experiment.defaults import TUNED, choose
+from dither.experiment.build import Experiment, build_experiment, choose
+from dither.experiment.defaults import TUNED
 from dither.experiment.evaluation import PrivateScores, evaluate_privately
 from dither.experiment.folder import to_json, write_text
 from dither.experiment.private_schema import Wanted, private_schema

@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from dither.accounting import ProvenRow
@@ -99,7 +99,7 @@ class Statement:
         return f"<!doctype html>{head}<body>{body}</body></html>\n"
 
     def to_json(self) -> str:
-        return to_json(asdict(self), indent=2)
+        return to_json(self, indent=2)
 
     def to_pdf(self) -> bytes:
         try:

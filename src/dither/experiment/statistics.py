@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,7 +88,7 @@ class Statistics:
         raise SpecError(f"column={name!r} is not one of {', '.join(each.name for each in self.columns)}")
 
     def to_json(self) -> str:
-        return to_json(asdict(self), indent=2)
+        return to_json(self, indent=2)
 
     def rows(self) -> list[dict[str, str]]:
         """One line for each column, for a table."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import platform
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
@@ -10,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -20,13 +22,13 @@ from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, data_
 from dither.data import Dataset, file_digest, hash_records
 from dither.errors import BudgetExhausted, ClientRefused, DataError, DitherError, RunExists, SpecError
 from dither.experiment import plots
-from dither.experiment.advice import judge_run
 from dither.experiment.build import (
     Compiled,
     Experiment,
     build_experiment,
     by_file,
     check,
+    choose,
     claim_after,
     client_epsilons,
     compiled,
@@ -41,9 +43,8 @@ from dither.experiment.build import (
     stop_reason,
     tolerated,
 )
-from dither.experiment.defaults import choose
 from dither.experiment.folder import Checkpoint, RunFolder, lock, to_json, write_text
-from dither.experiment.notebook import NotebookProgress, in_notebook
+from dither.experiment.metrics import judge_run
 from dither.experiment.report import (
     DiskReads,
     Epsilon,
@@ -63,6 +64,10 @@ from dither.simulation.streaming import Streamed
 from dither.spec import Spec, model_file
 from dither.spec.code import file_content, register_model
 from dither.types import Params, __version__
+
+if TYPE_CHECKING:
+    from dither.experiment.build import Experiment
+
 
 CHECKPOINT_SECONDS = 5.0
 _WAYS = {"no": "in memory", "yes": "streamed from the disk"}  # data.stream, and how provenance.json says it
@@ -853,3 +858,40 @@ def _check_refused(state: engine.State, round: int) -> None:
             f"client {names} sent an update that is not finite by round {round}; lower client_lr "
             "or the noise, or check that client's records"
         )
+
+
+# Progress of a run in a notebook: a bar that updates in place.
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return type(shell).__name__ == "ZMQInteractiveShell"
+
+
+class NotebookProgress:
+    """The callbacks of `run` that draw the bar."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._total = 0
+
+    def start(self, experiment: Experiment, folder: Path, done: int) -> None:
+        from IPython.display import HTML, display
+
+        from dither.experiment.build import planned_rounds
+
+        self._total = planned_rounds(experiment)
+        self._handle = display(HTML(self._bar(done, "")), display_id=True)
+
+    def update(self, row: dict[str, Any]) -> None:
+        from IPython.display import HTML
+
+        score = next((name for name in ("test_accuracy", "test_r2") if row.get(name) is not None), None)
+        text = "" if score is None else f"{score.replace('_', ' ')} {row[score]:.4f}"
+        self._handle.update(HTML(self._bar(row["round"], text)))
+
+    def _bar(self, done: int, text: str) -> str:
+        bar = f'<progress value="{done}" max="{self._total}"></progress>'
+        return f"{bar} round {done}/{self._total} {html.escape(text)}"

@@ -206,7 +206,7 @@ def _overview(spec: dict[str, Any], report: Report | None) -> list[tuple[str, st
     ]
     if report is not None:
         rounds = report.participation
-        without = report.test_accuracy_without_noise if report.classes else report.test_r2_without_noise
+        without = report.score_without_noise
         lines += [
             ("parameters", report.num_params),
             ("randomness", report.randomness),

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from dither.experiment.partial import Unfinished
+from dither.experiment.folder import Unfinished
 from dither.experiment.plan import records, search
 from dither.experiment.sweep import batches
 from dither.simulation import engine

@@ -6,8 +6,7 @@ candidates   the search space, and the noise        bounds    the papers' bounds
 """
 
 from dither.experiment.plan.bounds import ProblemConstants, estimate
-from dither.experiment.plan.candidates import Infeasible
+from dither.experiment.plan.candidates import Infeasible, Search, Trial
 from dither.experiment.plan.planner import Plan, plan
-from dither.experiment.plan.search import Search, Trial
 
 __all__ = ["Infeasible", "Plan", "ProblemConstants", "Search", "Trial", "estimate", "plan"]

@@ -12,7 +12,7 @@ from typing import Any
 from dither.data import Dataset
 from dither.errors import SpecError
 from dither.experiment import plots
-from dither.experiment.partial import Unfinished
+from dither.experiment.folder import Unfinished
 from dither.experiment.plan import bounds as theory
 from dither.experiment.plan.bounds import BoundGrid, ProblemConstants
 from dither.experiment.plan.candidates import (
@@ -21,6 +21,9 @@ from dither.experiment.plan.candidates import (
     Candidate,
     Infeasible,
     Point,
+    Search,
+    Trainer,
+    Trial,
     affordable,
     candidate,
     clip_key,
@@ -30,6 +33,7 @@ from dither.experiment.plan.candidates import (
     points,
     proven_epsilon,
     proxy_spec,
+    search,
     search_space,
 )
 from dither.experiment.plan.records import (
@@ -37,11 +41,11 @@ from dither.experiment.plan.records import (
     base_spec,
     counts_only,
     digest,
+    planned_gaps,
     planning_data,
     smallest_client,
 )
-from dither.experiment.plan.search import Search, Trainer, Trial, search
-from dither.experiment.report import ADVERSARIES, Overview, claim_text, epsilon_text
+from dither.experiment.report import ADVERSARIES, Overview, bytes_text, claim_text, epsilon_text
 from dither.experiment.sweep.batches import train_specs
 from dither.methods import Condition
 from dither.spec import Spec
@@ -80,21 +84,103 @@ class Plan(Overview):
         return f"plan for {self.spec.method}, by {self.mode}"
 
     def overview(self) -> list[tuple[str, str]]:
-        """The choice, its score and its ε."""
-        privacy, value = self.spec.privacy, epsilon_text(self.proven_epsilon)
+        """The choice, its score, its ε, and what it was planned on."""
+        chosen, claim, privacy = self.candidate, self.candidate.claimed, self.spec.privacy
+        lines = [(label, text) for label, text in chosen.labelled().items() if label != "per client"]
+        further = ("lr_decay", "method_options.proximal")
+        lines += [(key, f"{chosen.point[key]:.4g}") for key in further if key in chosen.point]
+        if self.mode == "theory" and self.bounds is not None:
+            gap = f"initial gap {self.bounds.trivial:.4g}"
+            lines.append(("bound", f"{self.score:.4g} ({self.bounds.source}); {gap}"))
+        elif self.search is not None:
+            best = self.search.best
+            measured = f"accuracy {best.accuracy_text()}, loss {best.mean_loss:.4f} ({len(best.accuracy)} seeds)"
+            lines.append(("on the proxy", measured))
+            lines.append(("search", f"{self.search.runs} runs in {self.search.seconds:.0f} s"))
+        noise = f"{chosen.noise_std:.4g}"
+        if not math.isnan(chosen.printed_noise_std):
+            noise += f"; the paper's formula adds {chosen.printed_noise_std:.4g}"
         relation = f"{self.spec.adjacency}, against {ADVERSARIES[privacy.view]}"
-        return [
-            *(
-                (key, f"{choice:.4g}")
-                for key, choice in self.candidate.point.items()
-                if not isinstance(choice, str)
-            ),
-            ("bound" if self.mode == "theory" else "accuracy on the proxy", f"{self.score:.4g}"),
-            ("noise std", f"{self.candidate.noise_std:.4g}"),
-            ("claimed ε", claim_text(self.candidate.claimed)),
-            ("proven ε", f"{value} per run, δ = {privacy.delta:g}, {relation}"),
-            ("planned on", self.source),
+        traffic = f"{bytes_text(chosen.bytes_per_client)} sent and received"
+        lines += [
+            ("noise std", noise),
+            ("claimed ε", claim_text(claim)),
+            ("proven ε", f"{self.proven_epsilon:.4g} per run, δ = {privacy.delta:g}, {relation}"),
+            *(("not covered", text) for text in planned_gaps(self.spec)),
+            ("uploads", f"{chosen.uploads:.4g} per client, {traffic}"),
         ]
+        if not math.isnan(self.seconds):
+            lines.append(("time", f"{self.seconds:.1f} s simulated here, compilation included"))
+        return [*lines, ("planned on", self.source), *(("note", note) for note in self.notes)]
+
+    def terms(self) -> dict[str, float]:
+        """The terms of the bound at the choice of the theorem."""
+        bounds = self.bounds
+        return (
+            {} if bounds is None else {name: float(column[bounds.best]) for name, column in bounds.terms.items()}
+        )
+
+    def alternatives(self) -> list[dict[str, str]]:
+        """The choice first, then points that differ from it in one key (theory) or came next (measured)."""
+
+        def line(candidate: Candidate, **score: str) -> dict[str, str]:
+            noise = f"{candidate.noise_std:.4g}"
+            claimed = epsilon_text(candidate.claimed.value)
+            return {**candidate.labelled(), "claimed ε": claimed, "noise std": noise, **score}
+
+        if self.mode == "empirical" and self.search is not None:
+            return [line(trial.candidate, accuracy=trial.accuracy_text()) for trial in self.search.trials[:8]]
+        if self.bounds is None:
+            return []
+        chosen, total = self.candidates[self.bounds.best].point, self.bounds.total
+        one_off = [
+            number
+            for number, candidate in enumerate(self.candidates)
+            if sum(candidate.point[key] != chosen[key] for key in chosen if key != "batch_sampling") <= 1
+        ]
+        rates = self.bounds.values.get("client_lr")
+        return [
+            line(self.candidates[number], bound=f"{total[number]:.4g}")
+            | {"learning rate": "" if rates is None else f"{rates[number]:.4g}"}
+            for number in sorted(one_off, key=lambda number: total[number])[:9]
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: what `dither plan --json` prints."""
+        chosen, constants = self.candidate, self.constants
+        return {
+            "method": self.spec.method,
+            "mode": self.mode,
+            "choice": chosen.point,
+            "score": self.score,
+            "proven_epsilon": self.proven_epsilon,
+            "claimed_epsilon": {"value": chosen.claimed.value, "unit": chosen.claimed.unit},
+            "noise_std": chosen.noise_std,
+            "printed_noise_std": chosen.printed_noise_std,
+            "uploads_per_client": chosen.uploads,
+            "bytes_per_client": chosen.bytes_per_client,
+            "predicted_seconds": self.seconds,
+            "signal_to_noise": chosen.signal_to_noise,
+            "terms": self.terms(),
+            "constants": {
+                name: {"value": getattr(constants, name), "source": source}
+                for name, source in (constants.sources.items() if constants else ())
+            },
+            "neighbours": self.alternatives(),
+            "pareto": [
+                {
+                    "epsilon": trial.epsilon,
+                    "accuracy": trial.mean_accuracy,
+                    "bytes_per_client": trial.candidate.bytes_per_client,
+                    "choice": trial.candidate.point,
+                }
+                for trial in self.pareto()
+            ],
+            "source": self.source,
+            "notes": self.notes,
+            "not_covered": planned_gaps(self.spec),
+            "spec": self.spec.to_dict(),
+        }
 
     def pareto(self) -> list[Trial]:
         """Measured candidates that no other beats in accuracy, ε and bytes at once."""
@@ -446,7 +532,7 @@ def _draw_curve(axis: Any, curve: list[tuple[float, float, float]], chosen: floa
 def _draw_frontier(axis: Any, plan: Plan) -> None:
     lines: dict[str, list[tuple[float, float]]] = {}
     for trial in [*([plan.search.best] if plan.search else []), *plan.frontier]:
-        traffic = f"{plots.bytes_text(trial.candidate.bytes_per_client)} per client"
+        traffic = f"{bytes_text(trial.candidate.bytes_per_client)} per client"
         lines.setdefault(traffic, []).append((trial.epsilon, trial.mean_accuracy))
     for (name, line), colour in zip(lines.items(), (plots.BLUE, plots.ORANGE, plots.GREEN), strict=False):
         x, y = zip(*sorted(line), strict=True)

@@ -15,8 +15,8 @@ import numpy as np
 from dither import data
 from dither.errors import SpecError
 from dither.experiment import build
-from dither.experiment.advice import final_scores
 from dither.experiment.build import Arrays, Experiment, assemble, deal, load_data, planned_rounds, pooled
+from dither.experiment.metrics import final_scores
 from dither.simulation import devices, distributed, engine
 from dither.simulation.arrays import Problem
 from dither.simulation.devices import Clock
