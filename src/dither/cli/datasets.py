@@ -7,26 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dither.cli.common import (
-    LOCAL,
-    Classes,
-    DataDir,
-    Delta,
-    Drop,
-    Json,
-    Keep,
-    LedgerFile,
-    NewLedger,
-    Quiet,
-    Task,
-    emit,
-    error_terminal,
-    names_in,
-    on_interrupt,
-    print_table,
-    refuse_input,
-    short,
-)
+from dither.cli import common
 from dither.errors import SpecError
 
 if TYPE_CHECKING:
@@ -38,7 +19,7 @@ app = typer.Typer(
 
 
 @app.command("list")
-def data_list(as_json: Json = False, quiet: Quiet = False) -> None:
+def data_list(as_json: common.Json = False, quiet: common.Quiet = False) -> None:
     """List the data sets that can be used by name."""
     from dither import data
 
@@ -52,25 +33,25 @@ def data_list(as_json: Json = False, quiet: Quiet = False) -> None:
         for entry in data.entries().values()
     ]
     footer = "your own: dither run ... --set data.path=FILE --set data.label=COLUMN"
-    print_table(rows, as_json=as_json, quiet=quiet, title="Data sets", footer=footer)
+    common.print_table(rows, as_json=as_json, quiet=quiet, title="Data sets", footer=footer)
 
 
 @app.command("get")
 def data_get(
     name: Annotated[str, typer.Argument(help="A data set of `dither data list`.")],
-    data_dir: DataDir = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    data_dir: common.DataDir = None,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Download a data set, verify it, and keep it in the cache."""
     from dither import data
 
     def say(line: str) -> None:
-        error_terminal().print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
+        common.error_terminal().print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
 
-    with on_interrupt("complete files are kept; run the same command to continue"):
+    with common.on_interrupt("complete files are kept; run the same command to continue"):
         files = data.get(name, data_dir=data_dir, progress=None if as_json or quiet else say)
-    if not emit({"name": name, "files": [str(path) for path in files]}, as_json, quiet):
+    if not common.emit({"name": name, "files": [str(path) for path in files]}, as_json, quiet):
         return
     for path in files:
         typer.echo(str(path))
@@ -95,9 +76,9 @@ def data_describe(
     picture: Annotated[
         Path | None, typer.Option(help="Where to save the picture (default: NAME-PARTITION.png).")
     ] = None,
-    data_dir: DataDir = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    data_dir: common.DataDir = None,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Describe a data set and how it would be split among clients, as a table and a picture."""
     from dither import data
@@ -108,7 +89,7 @@ def data_describe(
     if files and partition == "iid":
         partition = "files"
     path = picture or Path(f"{Path(name).stem}-{partition}.png")
-    refuse_input(path, Path(name), *files)
+    common.refuse_input(path, Path(name), *files)
     dataset = data.load(
         "" if own else name,
         path=name if own else "",
@@ -131,13 +112,15 @@ def data_describe(
     table = data.partition_table(dataset, federation)
     rows = [{"client": row.client, "records": row.records, "classes": row.counts} for row in table]
     local = {"local": True} if own else {}
-    if not emit({**facts, "clients": rows, "picture": str(path), **local}, as_json, quiet):
+    if not common.emit({**facts, "clients": rows, "picture": str(path), **local}, as_json, quiet):
         return
     hidden = ("name", "notes", "covered")
     known = {key.replace("_", " "): value for key, value in facts.items() if key not in hidden and value}
-    print_table([{"": key, "value": short(value)} for key, value in known.items()], title=dataset.name)
+    common.print_table(
+        [{"": key, "value": common.short(value)} for key, value in known.items()], title=dataset.name
+    )
     shown = table[:20]
-    print_table(
+    common.print_table(
         [{"client": row.client, "records": row.records, "classes": row.mix} for row in shown],
         title=f"{partition} over {len(table)} clients",
     )
@@ -147,7 +130,9 @@ def data_describe(
         typer.echo(f"note: {note}")
     typer.echo(f"picture: {path}")
     if own:
-        typer.echo(f"{LOCAL}: exact counts of {Path(name).name}, here and in the picture, which no ε covers")
+        typer.echo(
+            f"{common.LOCAL}: exact counts of {Path(name).name}, here and in the picture, which no ε covers"
+        )
 
 
 # reason: one parameter an option, as Typer has it
@@ -161,9 +146,9 @@ def data_schema(
     ],
     label: Annotated[str, typer.Option(help="Label column.")],
     out: Annotated[Path, typer.Option(help="Schema to write.")] = Path("schema.toml"),
-    task: Task = "auto",
-    drop: Drop = None,
-    keep: Keep = None,
+    task: common.Task = "auto",
+    drop: common.Drop = None,
+    keep: common.Keep = None,
     public: Annotated[
         bool, typer.Option("--public", help="The records are public, and so is what is read from them.")
     ] = False,
@@ -171,12 +156,12 @@ def data_schema(
         bool, typer.Option("--private", help="Estimate it with noise, at --epsilon: only the header is public.")
     ] = False,
     epsilon: Annotated[float | None, typer.Option(help="ε of a private schema.")] = None,
-    delta: Delta = 1e-5,
-    classes: Classes = "",
-    ledger: LedgerFile = None,
-    new_ledger: NewLedger = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    delta: common.Delta = 1e-5,
+    classes: common.Classes = "",
+    ledger: common.LedgerFile = None,
+    new_ledger: common.NewLedger = False,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Write a schema for your own tables: a draft that is read from the records until you confirm it, or, with
     --private, one that an ε covers."""
@@ -191,7 +176,7 @@ def data_schema(
         raise SpecError("--private needs --epsilon, which is for private schemas alone; --public excludes both")
     path = tables if len(tables) > 1 else tables[0]
     if private and epsilon is not None:
-        wanted = Wanted(label, task, names_in(classes), drop or (), keep or ())
+        wanted = Wanted(label, task, common.names_in(classes), drop or (), keep or ())
         files = data.table_files(path) or [Path(tables[0])]
         drafted = private_schema(files, wanted, epsilon=epsilon, delta=delta, ledger=ledger, new_ledger=new_ledger)
     else:
@@ -207,7 +192,7 @@ def data_schema(
         "left_out": drafted.excluded,
         **({} if schema.privacy is None else {"privacy": schema.privacy._asdict()}),
     }
-    if emit(facts, as_json, quiet):
+    if common.emit(facts, as_json, quiet):
         print_draft(drafted, schema, out, asked=task != "auto")
 
 

@@ -13,25 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dither.cli.common import (
-    DataDir,
-    Json,
-    LedgerFile,
-    Live,
-    NewLedger,
-    Quiet,
-    Settings,
-    emit,
-    epsilon_text,
-    escape,
-    names_in,
-    on_interrupt,
-    print_event,
-    print_report,
-    print_table,
-    terminal,
-    values_of,
-)
+from dither.cli import common
 from dither.errors import ConfigError, FederationError
 
 if TYPE_CHECKING:
@@ -66,7 +48,7 @@ def serve(
     out: Annotated[
         Path | None, typer.Option(help="Run folder; one that a server left behind is continued.")
     ] = None,
-    settings: Settings = None,
+    settings: common.Settings = None,
     min_clients: Annotated[
         int | None, typer.Option(help="Smallest number of answers for a round (federation.min_clients).")
     ] = None,
@@ -77,22 +59,22 @@ def serve(
     health: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Answer GET /health there, in plain HTTP.")
     ] = "",
-    data_dir: DataDir = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    data_dir: common.DataDir = None,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Run a federation: wait for the parties, make an agreement, train, and leave a run folder."""
     from dither.spec import Spec
 
     host, port = _address(address)
     rule = {} if min_clients is None else {"federation.min_clients": min_clients}
-    spec = Spec.from_any(what).with_values(values_of(settings) | rule)
+    spec = Spec.from_any(what).with_values(common.values_of(settings) | rule)
     folder = out or Path("runs") / f"federation-{Path(spec.method).stem}-{datetime.now():%Y%m%d-%H%M%S}"
     from dither.federation import serving
 
     _term_as_interrupt()
     with (
-        on_interrupt(f"go on with the same command and --out {shlex.quote(str(folder))}"),
+        common.on_interrupt(f"go on with the same command and --out {shlex.quote(str(folder))}"),
         _health_endpoint(health, folder),
         _ServerView(as_json, quiet) as view,
     ):
@@ -101,7 +83,7 @@ def serve(
             without=tuple(without or ()), wait_seconds=wait, data_dir=data_dir, on_event=view,
         )  # fmt: skip
     if as_json:
-        print_event("done", folder=str(folder), **report.to_dict())
+        common.print_event("done", folder=str(folder), **report.to_dict())
     elif not quiet:
         _print_outcome(report, folder)
 
@@ -122,8 +104,8 @@ def join(
     label: Annotated[
         str, typer.Option(help="Label column (default: the one the federation's schema names).")
     ] = "",
-    ledger: LedgerFile = None,
-    new_ledger: NewLedger = False,
+    ledger: common.LedgerFile = None,
+    new_ledger: common.NewLedger = False,
     yes: Annotated[
         bool, typer.Option("--yes", help="Approve the first agreement that is offered, without asking.")
     ] = False,
@@ -149,8 +131,8 @@ def join(
     behind_supernode: Annotated[
         bool, typer.Option("--behind-supernode", help="Serve a Flower SuperNode on this machine.")
     ] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Take part in a federation with your own records, until the run is over."""
     from dither.federation import joining
@@ -163,14 +145,14 @@ def join(
         name, purpose = agreed_name(federation), getattr(agreement, "purpose", "")
         rows = agreement.describe(name) if purpose else describe(agreement, experiment, name)
         if as_json:
-            print_event("terms", digest=agreement.digest, terms=dict(rows))
+            common.print_event("terms", digest=agreement.digest, terms=dict(rows))
         elif not quiet:
             table = [{"what": what, "agreement": value} for what, value in rows]
-            print_table(table, title="What you are asked to agree to")
+            common.print_table(table, title="What you are asked to agree to")
         before = approved_digest(federation, purpose)
         return _approval(agreement.digest, before, yes=yes, named=approve, silent=as_json or quiet)
 
-    with on_interrupt("the same command takes up where this one ended"):
+    with common.on_interrupt("the same command takes up where this one ended"):
         result = joining.join(
             data, label=label, server=server, folder=federation, ledger=ledger, new_ledger=new_ledger,
             approve=ask, files=[*(method or ()), *(model or ())], seeded=test, patience=patience, idle=idle,
@@ -184,15 +166,15 @@ def join(
              "view": each.view, "adjacency": each.adjacency, "participations": each.participations}
             for each in result.spent
         ]  # fmt: skip
-        print_event("done", party=result.party, answered=result.answered, outcome=outcome, spent=spent)
+        common.print_event("done", party=result.party, answered=result.answered, outcome=outcome, spent=spent)
     if as_json or quiet:
         return
     typer.echo(f"the run is over: {outcome.get('rounds')} rounds, this party answered {result.answered}")
     for charged in result.spent:
-        limit = f" of {epsilon_text(charged.budget.epsilon)}" if charged.budget else ""
+        limit = f" of {common.epsilon_text(charged.budget.epsilon)}" if charged.budget else ""
         gaps = "".join(f"; not covered: {gap}" for gap in charged.numbers)
         typer.echo(
-            f"ledger: proven ε {epsilon_text(charged.epsilon)}{limit} spent on this file in "
+            f"ledger: proven ε {common.epsilon_text(charged.epsilon)}{limit} spent on this file in "
             f"{charged.participations} rounds (δ = {charged.delta:.4g}, {charged.adjacency}, one who sees "
             f"{charged.view}){gaps}"
         )
@@ -203,7 +185,7 @@ def _notes(as_json: bool, quiet: bool) -> Callable[[str], None]:
 
     def say(line: str) -> None:
         if as_json:
-            print_event("note", text=line)
+            common.print_event("note", text=line)
         elif not quiet:
             typer.echo(line)
 
@@ -251,13 +233,13 @@ def init(
     days: Days = 825,
     transport: Transport = "flower",
     port: Annotated[int, typer.Option(help="Port of the server (nvflare).")] = 9440,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Create a federation from the requests of its parties, or with everybody's keys in one place."""
     from dither.federation import keys
 
-    names, hosts = list(names_in(parties)), host or ["localhost"]
+    names, hosts = list(common.names_in(parties)), host or ["localhost"]
     if bool(names) == bool(requests):
         raise ConfigError("give either --request FILE for each party, or --parties NAMES to make their keys here")
     if transport != "flower":
@@ -280,7 +262,7 @@ def init(
         provision(folder, names, host=hosts[0], port=port)
     handed = {name: folder / "parties" / name for name in names}
     made = {"server": folder / "server", "parties": handed, "keep_offline": folder / "ca"}
-    if not emit(made, as_json, quiet):
+    if not common.emit(made, as_json, quiet):
         return
     typer.echo(f"server: {folder / 'server'}")
     for name, path in handed.items():
@@ -315,7 +297,7 @@ def _print_members(folder: Path, keyring: Any, *, as_json: bool, quiet: bool) ->
 
     invitations = {party.name: keys.invitation_file(folder, party.name) for party in keyring.parties}
     facts = {"server": folder / "server", "invitations": invitations, "fingerprint": keyring.fingerprint}
-    if emit(facts, as_json, quiet):
+    if common.emit(facts, as_json, quiet):
         typer.echo(f"server: {folder / 'server'}; keep offline: {folder / 'ca'}")
         for name, path in invitations.items():
             kit = path.with_name(f"{name}.signed.zip")
@@ -331,8 +313,8 @@ def request(
         Path | None, typer.Option("--out", metavar="DIR", help="Folder to make (default: NAME).")
     ] = None,
     transport: Transport = "flower",
-    as_json: Json = False,
-    quiet: Quiet = False,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Make your party's own keys, and the request that you send to the organiser."""
     from dither.federation import keys
@@ -347,7 +329,7 @@ def request(
 
         paths.append(kits.request(folder, name))
     facts = {"folder": folder, "request": paths[0], "also": paths[1:], "identity": party.identity.hex()}
-    if emit(facts, as_json, quiet):
+    if common.emit(facts, as_json, quiet):
         typer.echo(f"your folder: {folder} (its private keys never leave it)")
         typer.echo(f"send to the organiser: {' and '.join(map(str, paths))} (public keys, signed)")
 
@@ -356,8 +338,8 @@ def request(
 def accept(
     invitation: Annotated[Path, typer.Argument(metavar="FILE", help="The organiser's invitation.")],
     federation: PartyFolder,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Store the list of members in your party's folder, and show what changed."""
     from dither.federation import keys
@@ -374,7 +356,7 @@ def accept(
     known = names if before is None else [party.name for party in before.parties]
     added, removed = [name for name in names if name not in known], [name for name in known if name not in names]
     facts = {"parties": names, "added": added, "removed": removed, "fingerprint": keyring.fingerprint}
-    if emit(facts, as_json, quiet):
+    if common.emit(facts, as_json, quiet):
         typer.echo(f"members: {', '.join(names)}")
         for what, changed in (("added", added), ("removed", removed)):
             if changed:
@@ -386,8 +368,8 @@ def accept(
 def add(
     folder: MadeFolder,
     path: Annotated[Path, typer.Argument(metavar="FILE", help="The new party's request.")],
-    as_json: Json = False,
-    quiet: Quiet = False,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Let a party in. Everybody gets a new invitation; runs that have begun are not affected."""
     from dither.federation import keys
@@ -402,8 +384,8 @@ def add(
 def revoke(
     folder: MadeFolder,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The party to take out.")],
-    as_json: Json = False,
-    quiet: Quiet = False,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Take a party out. Copy server/federation.json to the server and start it again: it no longer admits it."""
     from dither.federation import keys
@@ -414,14 +396,14 @@ def revoke(
 @app.command("status")
 def status(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, or a server's or party's folder.")],
-    as_json: Json = False,
-    quiet: Quiet = False,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Show how a run stands, or who belongs to a federation. Exit code 6 where something is wrong."""
     from dither.federation import health
 
     facts = health.of_folder(folder)
-    if emit(facts, as_json, quiet):
+    if common.emit(facts, as_json, quiet):
         for name, value in facts.items():
             shown = ", ".join(map(str, value)) if isinstance(value, list) else value
             if value not in (None, "", []):
@@ -433,8 +415,8 @@ def status(
 def verify(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a party's folder of a run.")],
     federation: PartyFolder,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Check a run folder against the signatures of the server and the parties, or a party's own record of what it
     released in a run."""
@@ -457,7 +439,7 @@ def verify(
             f"{n} released {each['releases']} uploads, the last is {each['head'][:16]}"
             for n, each in stated.items()
         ]
-    if emit(signed, as_json, quiet):
+    if common.emit(signed, as_json, quiet):
         typer.echo("\n".join(said))
 
 
@@ -466,15 +448,15 @@ def renew(
     folder: MadeFolder,
     host: Hosts = None,
     days: Days = 825,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Issue a new certificate for the server; parties notice nothing."""
     from dither.federation import keys
 
     keys.issue(folder, hosts=host or ["localhost"], days=days)
     ends = keys.expiry(folder / "server" / "server.pem")
-    if emit({"server": folder / "server", "until": f"{ends:%Y-%m-%d}"}, as_json, quiet):
+    if common.emit({"server": folder / "server", "until": f"{ends:%Y-%m-%d}"}, as_json, quiet):
         typer.echo(f"new certificate in {folder / 'server'}, until {ends:%Y-%m-%d}")
 
 
@@ -485,26 +467,26 @@ def check(
     data: Annotated[Path | None, typer.Option("--data", help="Your records.")] = None,
     label: Annotated[str, typer.Option(help="Label column.")] = "",
     server: Annotated[str, typer.Option(help="Where the server is: HOST:PORT.")] = "",
-    ledger: LedgerFile = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    ledger: common.LedgerFile = None,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Check whether this party can take part: keys, versions, data, connection, clock, budget."""
     from dither.federation import joining
 
     findings = joining.check(federation, data=data, label=label, server=server, ledger=ledger)
-    if not emit([finding._asdict() for finding in findings], as_json, quiet):
+    if not common.emit([finding._asdict() for finding in findings], as_json, quiet):
         sys.exit(0 if all(finding.good for finding in findings) else FederationError.exit_code)
     for finding in findings:
         mark = "[green]ok[/]  " if finding.good else "[red]no[/]  "
-        terminal().print(f"{mark}{escape(finding.what)}", highlight=False, soft_wrap=True)
+        common.terminal().print(f"{mark}{common.escape(finding.what)}", highlight=False, soft_wrap=True)
     wrong = sum(not finding.good for finding in findings)
     if wrong:
-        terminal().print(f"this party cannot take part yet: {wrong} of {len(findings)} points to put right")
+        common.terminal().print(f"this party cannot take part yet: {wrong} of {len(findings)} points to put right")
         sys.exit(FederationError.exit_code)
     left_out = [name for name, given in (("--data", data), ("--server", server)) if not given]
     rest = f"; not looked at without {' and '.join(left_out)}" if left_out else ""
-    terminal().print(f"nothing stands in the way of taking part{rest}", soft_wrap=True)
+    common.terminal().print(f"nothing stands in the way of taking part{rest}", soft_wrap=True)
 
 
 # reason: one parameter an option, as Typer has it
@@ -518,9 +500,9 @@ def demo(
     ] = None,
     parties: Annotated[int, typer.Option(min=3, max=64, help="How many institutions.")] = 4,
     transport: Transport = "flower",
-    data_dir: DataDir = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    data_dir: common.DataDir = None,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """A server and its parties on this machine: TLS, authenticated nodes, secure aggregation, CPFed on Adult."""
     _require(transport)
@@ -532,7 +514,7 @@ def demo(
         raise ConfigError(f"{str(folder)!r} already exists; give another --out")
     _term_as_interrupt()
     flags = ["--json"] * as_json + ["--quiet"] * (quiet and not as_json)
-    with on_interrupt(f"go on with: dither federation demo --out {shlex.quote(str(folder))}"):
+    with common.on_interrupt(f"go on with: dither federation demo --out {shlex.quote(str(folder))}"):
         code = demo.run(
             folder, port=free_port(), parties=parties, transport=transport, data_dir=data_dir,
             say=_notes(as_json, quiet), flags=flags,
@@ -549,12 +531,12 @@ _LINES = {  # by event
 }
 
 
-class _ServerView(Live):
+class _ServerView(common.Live):
     """Live progress of a federation: a bar on a terminal, lines elsewhere; JSON lines with --json."""
 
     def __init__(self, as_json: bool, quiet: bool) -> None:
         super().__init__(silent=quiet)
-        self._as_json, self._console = as_json, terminal()
+        self._as_json, self._console = as_json, common.terminal()
         self._task: Any = None
         self._score = "accuracy -"
 
@@ -562,7 +544,7 @@ class _ServerView(Live):
         if self.silent:
             return
         if self._as_json:
-            print_event(event, **facts)
+            common.print_event(event, **facts)
             return
         line = self._line(event, facts)
         if event == "start" and self._console.is_terminal:
@@ -573,7 +555,7 @@ class _ServerView(Live):
             self._bar.update(self._task, completed=facts["round"] + 1, score=self._score)
             line = "" if not facts["missing"] and not facts["refused"] else line
         if line:
-            self._console.print(escape(line), highlight=False, soft_wrap=True)
+            self._console.print(common.escape(line), highlight=False, soft_wrap=True)
 
     def _line(self, event: str, facts: dict[str, Any]) -> str:
         if event == "listening":
@@ -604,7 +586,7 @@ def _print_outcome(report: Report, folder: Path) -> None:
     totals = report.federation
     if totals is None:
         raise FederationError(f"{str(folder)!r} holds no run of a federation")
-    print_table(
+    common.print_table(
         [
             {
                 "party": name,
@@ -619,12 +601,12 @@ def _print_outcome(report: Report, folder: Path) -> None:
         ],
         title="Rounds by party",
     )
-    print_report(report)
+    common.print_report(report)
     if (folder / "scores.json").is_file():
         from dither.experiment.evaluation import PrivateScores
 
         scores = PrivateScores.from_json((folder / "scores.json").read_text(encoding="utf-8"))
-        print_table(
+        common.print_table(
             scores.rows(),
             title=f"Private scores on {scores.records:,} records that training left out",
             footer=f"one ε = {report.spec.privacy.project_epsilon:g} at δ = {report.spec.privacy.delta:g} covers "

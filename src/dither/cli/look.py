@@ -17,20 +17,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from dither.cli.common import (
-    Bar,
-    DataDir,
-    Json,
-    LedgerFile,
-    Quiet,
-    emit,
-    error_terminal,
-    escape,
-    on_interrupt,
-    print_event,
-    print_table,
-    terminal,
-)
+from dither.cli import common
 from dither.errors import DitherError, SpecError
 from dither.types import __version__
 
@@ -83,9 +70,9 @@ def reproduce(
         Path | None,
         typer.Option(metavar="REPORT.json", help="Also list criteria that another report decides differently."),
     ] = None,
-    data_dir: DataDir = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    data_dir: common.DataDir = None,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Draw the papers' figures from runs of this code, and judge each of their findings."""
     from dither.reproduction.figure import select
@@ -98,7 +85,7 @@ def reproduce(
     from dither.reproduction.running import reproduce as run_figures
 
     other = _claims_of(against) if against else []
-    bar = Bar(silent=as_json or quiet)
+    bar = common.Bar(silent=as_json or quiet)
     if scale != "full":
         for figure in chosen:
             bar.say(f"{figure.id}: {'; '.join(figure.views(scale)[0].reductions()) or 'as at full scale'}")
@@ -110,7 +97,11 @@ def reproduce(
     after_stop = "finished runs are kept: the same command continues"
     if no_cache:
         after_stop = "--no-cache keeps nothing: the same command starts again"
-    with on_interrupt(after_stop), bar, tempfile.TemporaryDirectory(prefix="dither-reproduce-") as throwaway:
+    with (
+        common.on_interrupt(after_stop),
+        bar,
+        tempfile.TemporaryDirectory(prefix="dither-reproduce-") as throwaway,
+    ):
         result = run_figures(
             what or "all",
             scale=scale,
@@ -127,7 +118,7 @@ def reproduce(
         )
     differing = disagreements(result.claims, other) if against else []
     summary = {"report": str(result.report), **result.to_dict(), "disagreements": differing}
-    shown = emit({key: value for key, value in summary.items() if key != "scale"}, as_json, quiet)
+    shown = common.emit({key: value for key, value in summary.items() if key != "scale"}, as_json, quiet)
     if only_compute:
         bar.say(f"{result.provenance['computed']} runs computed and kept; {result.provenance['missing']} missing")
     elif shown:
@@ -147,7 +138,7 @@ def _print_figures(figures: Sequence[Figure], as_json: bool, quiet: bool) -> Non
         for figure in figures
     ]
     footer = "dither reproduce FIGURE --scale quick"
-    print_table(rows, as_json=as_json, quiet=quiet, title="Figures", footer=footer)
+    common.print_table(rows, as_json=as_json, quiet=quiet, title="Figures", footer=footer)
 
 
 def _claims_of(path: Path) -> list[JudgedCriterion]:
@@ -173,8 +164,8 @@ def _print_claims(claims: Sequence[JudgedCriterion]) -> None:
         name = claim.id + (f"\n  {claim.variant}" if claim.variant else "")
         verdicts = [_coloured(claim.status(which)) for which in VIEW_TITLES]
         robust = claim.robustness.text if claim.robustness else ""
-        table.add_row(escape(name), *verdicts, escape(robust), escape(claim.claim))
-    terminal().print(table)
+        table.add_row(common.escape(name), *verdicts, common.escape(robust), common.escape(claim.claim))
+    common.terminal().print(table)
 
 
 def _coloured(status: str) -> str:
@@ -197,11 +188,11 @@ def web(
     ledger: Annotated[
         Path | None, typer.Option("--ledger", help="Ledger to read budgets from (default: yours).")
     ] = None,
-    data_dir: DataDir = None,
+    data_dir: common.DataDir = None,
     own_data: Annotated[
         bool, typer.Option("--own-data", help="Open the tables that runs name, to compute cohorts and ε by round.")
     ] = False,
-    as_json: Json = False,
+    as_json: common.Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the address.")] = False,
 ) -> None:
     """Look at runs, plans and privacy in a browser. Nothing is sent to any other host."""
@@ -230,17 +221,17 @@ def web(
     address += f"?token={token}" if token else ""
     with suppress(KeyboardInterrupt):  # the usual way to stop it, so not a failure
         if as_json:
-            print_event("serving", folder=str(folder), address=address, token=token)
+            common.print_event("serving", folder=str(folder), address=address, token=token)
         else:
             typer.echo(address if quiet else f"runs of {folder}: {address}")
         if token and not quiet:
-            error_terminal().print(
+            common.error_terminal().print(
                 f"[yellow]anyone with this address can see the page[/]; the connection is not encrypted. "
-                f"Without --host {escape(host)} only this machine can reach it.",
+                f"Without --host {common.escape(host)} only this machine can reach it.",
                 soft_wrap=True,
             )
         if not as_json and not quiet:
-            terminal().print("stop with Ctrl-C", style="dim")
+            common.terminal().print("stop with Ctrl-C", style="dim")
         _serve(app, listener, address if open_browser else "")
     _exit_at_once()
 
@@ -311,7 +302,7 @@ class Finding(NamedTuple):
     fix: str = ""
 
 
-def doctor(ledger: LedgerFile = None, as_json: Json = False, quiet: Quiet = False) -> None:
+def doctor(ledger: common.LedgerFile = None, as_json: common.Json = False, quiet: common.Quiet = False) -> None:
     """Look at this installation: versions, devices, data, caches, the ledger (exit code 1: something is wrong)."""
     looks: tuple[Callable[[], list[Finding]], ...] = (_software, _devices, _data, _disk, lambda: _ledger(ledger))
     findings = [finding for look in looks for finding in look()]
@@ -328,7 +319,7 @@ def doctor(ledger: LedgerFile = None, as_json: Json = False, quiet: Quiet = Fals
     ]
     footer = "all is well" if not wrong else f"{len(wrong)} of {len(findings)} need attention"
     footer += f"; {len(extras)} optional extras are not installed" if extras else ""
-    print_table(rows, as_json=as_json, quiet=quiet, title=f"Dither {__version__}", footer=footer)
+    common.print_table(rows, as_json=as_json, quiet=quiet, title=f"Dither {__version__}", footer=footer)
     if any(finding.what in ("python", "packages", "device", "ledger") for finding in wrong):
         sys.exit(1)
 

@@ -7,22 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dither.cli.common import (
-    Bar,
-    DataDir,
-    Delta,
-    Json,
-    Quiet,
-    Settings,
-    emit,
-    escape,
-    on_interrupt,
-    print_lines,
-    print_table,
-    refuse_input,
-    terminal,
-    values_of,
-)
+from dither.cli import common
 from dither.errors import SpecError
 
 if TYPE_CHECKING:
@@ -35,7 +20,7 @@ def plan(
         str, typer.Argument(metavar="METHOD", help="A method or preset, or a SPEC.toml to start from.")
     ],
     epsilon: Annotated[float, typer.Option(help="Largest proven ε of the whole run.")],
-    delta: Delta = 1e-5,
+    delta: common.Delta = 1e-5,
     clients: Annotated[int | None, typer.Option(help="Number of clients (default: the preset's).")] = None,
     records: Annotated[int | None, typer.Option(help="Number of private training records.")] = None,
     model: Annotated[str | None, typer.Option(help="Model (default: the preset's).")] = None,
@@ -62,14 +47,14 @@ def plan(
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds for the last candidates.")] = 5,
     quick: Annotated[bool, typer.Option("--quick", help="Use a small grid, for a first impression.")] = False,
     anyway: Annotated[bool, typer.Option("--anyway", help="Plan even if noise drowns all signal.")] = False,
-    settings: Settings = None,
+    settings: common.Settings = None,
     out: Annotated[
         Path | None, typer.Option(help="Write the plan to this file, as a spec for dither run.")
     ] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the plan (.png, .pdf or .svg).")] = None,
-    data_dir: DataDir = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    data_dir: common.DataDir = None,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Choose rounds, cohort, local steps, batch, clip and learning rate for a proven budget."""
     from dither.experiment.folder import unfinished_folder, write_text
@@ -79,12 +64,15 @@ def plan(
         if file is not None and not file.resolve().parent.is_dir():
             raise SpecError(f"the folder of {str(file)!r} does not exist")
         if file is not None:
-            refuse_input(file, Path(method), Path(proxy))
-    with on_interrupt("measured runs are kept: the same command continues"), Bar(as_json or quiet) as bar:
+            common.refuse_input(file, Path(method), Path(proxy))
+    with (
+        common.on_interrupt("measured runs are kept: the same command continues"),
+        common.Bar(as_json or quiet) as bar,
+    ):
         result = make_plan(
             method, epsilon=epsilon, delta=delta, clients=clients, records=records, model=model, dim=dim,
             proxy=proxy, public_fraction=public_fraction, mode=mode, view=view, adjacency=adjacency,
-            values=values_of(settings), grid=dict(_grid(each) for each in grid or []),
+            values=common.values_of(settings), grid=dict(_grid(each) for each in grid or []),
             constants=dict(_constant(each) for each in constant or []),
             metric=metric, seeds=seeds, effort="quick" if quick else "search", anyway=anyway,
             data_dir=data_dir, progress=bar.say, keep=unfinished_folder(),
@@ -95,13 +83,15 @@ def plan(
         from dither.experiment.plan.planner import draw_plan
 
         draw_plan(result, picture)
-    if not emit(result, as_json, quiet):
+    if not common.emit(result, as_json, quiet):
         return
     print_plan(result)
     if out is not None:
-        terminal().print(f"run it: [bold]dither run {escape(str(out))}[/]", soft_wrap=True, highlight=False)
+        common.terminal().print(
+            f"run it: [bold]dither run {common.escape(str(out))}[/]", soft_wrap=True, highlight=False
+        )
     if picture is not None:
-        terminal().print(f"picture: {escape(str(picture))}", soft_wrap=True, highlight=False)
+        common.terminal().print(f"picture: {common.escape(str(picture))}", soft_wrap=True, highlight=False)
 
 
 def _grid(text: str) -> tuple[str, tuple[Any, ...]]:
@@ -125,25 +115,25 @@ def _constant(text: str) -> tuple[str, float]:
 
 def print_plan(plan: Plan) -> None:
     """Tables: the choice, its bound or measurements, its neighbours, the Pareto front."""
-    print_lines(plan.title(), plan.overview())
+    common.print_lines(plan.title(), plan.overview())
     if terms := plan.terms():
         total = sum(terms.values())
         rows = [
             {"term": name.replace("_", " "), "value": v, "share": f"{v / total:.1%}"} for name, v in terms.items()
         ]
         vacuous = plan.bounds is not None and plan.bounds.vacuous
-        print_table(rows, title=f"Terms of the bound{' (vacuous)' if vacuous else ''}")
+        common.print_table(rows, title=f"Terms of the bound{' (vacuous)' if vacuous else ''}")
     if plan.constants is not None:
         rows = [
             {"constant": name.replace("_", " "), "value": float(getattr(plan.constants, name)), "source": source}
             for name, source in plan.constants.sources.items()
         ]
-        print_table(rows, title="Constants of the loss")
+        common.print_table(rows, title="Constants of the loss")
     if alternatives := plan.alternatives():
-        print_table(alternatives, title="The choice and its neighbours")
+        common.print_table(alternatives, title="The choice and its neighbours")
     if front := plan.pareto():
         rows = [
             {"ε": f"{trial.epsilon:g}", "accuracy": trial.accuracy_text(), **trial.candidate.labelled()}
             for trial in front
         ]
-        print_table(rows, title="Pareto front: no other point is better in accuracy, ε and bytes at once")
+        common.print_table(rows, title="Pareto front: no other point is better in accuracy, ε and bytes at once")

@@ -10,25 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dither.cli import common
-from dither.cli.common import (
-    DataDir,
-    Delta,
-    Json,
-    LedgerFile,
-    NewLedger,
-    Quiet,
-    Settings,
-    counts_guarantee,
-    emit,
-    epsilon_text,
-    error_terminal,
-    escape,
-    names_in,
-    on_interrupt,
-    print_table,
-    spec_from,
-    values_of,
-)
 from dither.errors import ConfigError, SpecError
 
 if TYPE_CHECKING:
@@ -53,9 +34,9 @@ def account(
             metavar="RUN", help="A run folder, a preset or a spec file.", autocompletion=common.presets
         ),
     ],
-    settings: Settings = None,
-    data_dir: DataDir = None,
-    ledger: LedgerFile = None,
+    settings: common.Settings = None,
+    data_dir: common.DataDir = None,
+    ledger: common.LedgerFile = None,
     every_recipe: Annotated[
         bool,
         typer.Option(
@@ -66,18 +47,18 @@ def account(
         bool,
         typer.Option("--ex-ante", help="Also list the bounds that hold before the cohorts are drawn at random."),
     ] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Print the claimed and the proven ε of a run or a spec, for every adversary, and why they differ."""
     from dither.experiment.account import account as accounted
 
     what = run_folder if run_folder.exists() else str(run_folder)
     report = accounted(
-        what, values=values_of(settings), every_recipe=every_recipe, ex_ante=ex_ante, data_dir=data_dir,
+        what, values=common.values_of(settings), every_recipe=every_recipe, ex_ante=ex_ante, data_dir=data_dir,
         ledger=ledger,
     )  # fmt: skip
-    if emit(report, as_json, quiet):
+    if common.emit(report, as_json, quiet):
         _print_account(report)
 
 
@@ -88,7 +69,7 @@ def _print_account(report: PrivacyReport) -> None:
     rows = [
         {
             "": "claimed",
-            "ε": epsilon_text(claim.value),
+            "ε": common.epsilon_text(claim.value),
             "per": claim.unit,
             "adversary": "",
             "neighbouring data": claim.adjacency,
@@ -97,15 +78,19 @@ def _print_account(report: PrivacyReport) -> None:
     ]
     for row in epsilon.notable:
         kind = "assumed" if row.assumed else "proven"
-        rows.append({"": kind, "ε": epsilon_text(row.value), "per": row.unit, **_seen(row), "source": row.recipe})
+        rows.append(
+            {"": kind, "ε": common.epsilon_text(row.value), "per": row.unit, **_seen(row), "source": row.recipe}
+        )
     for shown in epsilon.attacked:
-        value, form = f">= {epsilon_text(shown.value)}", shown.form.split(":")[0]
+        value, form = f">= {common.epsilon_text(shown.value)}", shown.form.split(":")[0]
         rows.append({"": "attacked", "ε": value, "per": shown.unit, **_seen(shown), "source": form})
-    print_table(rows, title=f"{report.method}: claimed and proven ε at δ = {claim.delta:g}")
+    common.print_table(rows, title=f"{report.method}: claimed and proven ε at δ = {claim.delta:g}")
     for row in epsilon.notable:
         where = f"{SHORT_VIEWS[row.view]}, {row.adjacency}"
         if row.clients is not None and row.view in ("upload", "sum"):
-            spread = [epsilon_text(value) for value in (row.clients.min, row.clients.median, row.clients.max)]
+            spread = [
+                common.epsilon_text(value) for value in (row.clients.min, row.clients.median, row.clients.max)
+            ]
             if len(set(spread)) > 1:
                 typer.echo(f"{where}: over the clients min {spread[0]}, median {spread[1]}, max {spread[2]}")
         if row.against:
@@ -113,18 +98,20 @@ def _print_account(report: PrivacyReport) -> None:
         if row.no_credit:
             typer.echo(f"{where}: no credit for the other clients' noise: {row.no_credit}")
     targets = [
-        {"target ε": f"{row.target:g}", "proven ε": epsilon_text(row.proven),
-         "claimed ε": epsilon_text(row.claimed), "weight": f"{row.weight:.3g}", "clients": who}
+        {"target ε": f"{row.target:g}", "proven ε": common.epsilon_text(row.proven),
+         "claimed ε": common.epsilon_text(row.claimed), "weight": f"{row.weight:.3g}", "clients": who}
         for who, row in epsilon.by_target()
     ]  # fmt: skip
     if targets:
-        print_table(targets, title=f"Each client's own target: {SHORT_VIEWS[epsilon.view]}, {epsilon.adjacency}")
+        common.print_table(
+            targets, title=f"Each client's own target: {SHORT_VIEWS[epsilon.view]}, {epsilon.adjacency}"
+        )
     for bounds, title in (
         (report.tried, "Every bound that was tried, for the client with the largest ε"),
         (report.ex_ante, "The same bounds before the cohorts are drawn (R4)"),
     ):
         if bounds:
-            print_table([_bound(row) for row in _distinct(bounds)], title=title)
+            common.print_table([_bound(row) for row in _distinct(bounds)], title=title)
     for condition in epsilon.failing_conditions:
         typer.echo(f"a condition of the claim does not hold: {condition}")
     if report.why:
@@ -140,9 +127,10 @@ def print_split(split: Sequence[SpentPart]) -> None:
     """What was spent on the same records, part by part, and together."""
     if len(split) > 2:
         rows = [
-            {"": part.what, "proven ε": epsilon_text(part.epsilon), "δ": f"{part.delta:.5g}"} for part in split
+            {"": part.what, "proven ε": common.epsilon_text(part.epsilon), "δ": f"{part.delta:.5g}"}
+            for part in split
         ]
-        print_table(rows, title="Spent on these records (of several files, on the one that has spent most)")
+        common.print_table(rows, title="Spent on these records (of several files, on the one that has spent most)")
 
 
 def _seen(row: ProvenRow | AttackedRow) -> dict[str, str]:
@@ -152,7 +140,7 @@ def _seen(row: ProvenRow | AttackedRow) -> dict[str, str]:
 
 
 def _bound(row: ProvenRow) -> dict[str, str]:
-    return {"ε": epsilon_text(row.value), **_seen(row), "source": row.recipe, "detail": row.detail}
+    return {"ε": common.epsilon_text(row.value), **_seen(row), "source": row.recipe, "detail": row.detail}
 
 
 def _distinct(rows: Sequence[ProvenRow]) -> list[ProvenRow]:
@@ -185,7 +173,7 @@ def audit(
         int | None,
         typer.Option(min=1, help="Look at the target's first rounds only (default: all that fit a minute)."),
     ] = None,
-    settings: Settings = None,
+    settings: common.Settings = None,
     seed: Annotated[int, typer.Option(help="Seed of the trials, or of the first random spec.")] = 0,
     fuzz: Annotated[
         int | None, typer.Option(metavar="N", help="Attack N random specs instead of one that is given.")
@@ -194,9 +182,9 @@ def audit(
         Path | None,
         typer.Option(help="Folder for audit.json and pictures (default: the run's own)."),
     ] = None,
-    data_dir: DataDir = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    data_dir: common.DataDir = None,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Attack a method, a spec or a run: a lower bound on ε for each adversary, measured on the code that runs.
 
@@ -216,15 +204,17 @@ def audit(
 
     folder = Path(what)
     is_run = (folder / "spec.toml").is_file()
-    spec = spec_from(str(folder / "spec.toml") if is_run else what, settings)
-    console = error_terminal()
+    spec = common.spec_from(str(folder / "spec.toml") if is_run else what, settings)
+    console = common.error_terminal()
 
     def say(row: AuditRow) -> None:
         adversary = f"{SHORT_VIEWS[row.view]}, {row.unit}"
-        console.print(f"{adversary}: attacked ε {epsilon_text(row.attacked.value)}", style="dim", highlight=False)
+        console.print(
+            f"{adversary}: attacked ε {common.epsilon_text(row.attacked.value)}", style="dim", highlight=False
+        )
 
     finished = Report.read(folder) if is_run else None
-    with on_interrupt("finished rows are kept; run the same command to continue"):
+    with common.on_interrupt("finished rows are kept; run the same command to continue"):
         outcome = auditing.audit(
             spec, completed_rounds=finished.rounds if finished is not None and not settings else None,
             views=tuple(view) if view else auditing.VIEWS, trials=trials, confidence=confidence,
@@ -236,12 +226,12 @@ def audit(
     if target is not None and out is None and spec.data.path:
         target = target / "local"  # what an attack finds with the records at hand, no ε covers
     written = pictures.save(outcome, target) if target is not None else []
-    if emit(outcome, as_json, quiet):
+    if common.emit(outcome, as_json, quiet):
         _print_audit(outcome, written)
     _exit_on_violation(
-        f"{SHORT_VIEWS[row.view]} ({row.unit}): at least {epsilon_text(row.attacked.value)} was shown at "
-        f"{row.attacked.confidence:.4g} confidence ({row.attacked.form}), at most {epsilon_text(row.proven)} was "
-        f"proved ({row.recipe}): the method, its noise or the proof is wrong"
+        f"{SHORT_VIEWS[row.view]} ({row.unit}): at least {common.epsilon_text(row.attacked.value)} was shown at "
+        f"{row.attacked.confidence:.4g} confidence ({row.attacked.form}), at most "
+        f"{common.epsilon_text(row.proven)} was proved ({row.recipe}): the method, its noise or the proof is wrong"
         for row in outcome.violations
     )
 
@@ -250,7 +240,9 @@ def _exit_on_violation(lines: Iterable[str]) -> None:
     """Exit code 5 where an attack shows more than was proved."""
     violations = list(lines)
     for line in violations:
-        error_terminal().print(f"[bold red]VIOLATION:[/] {escape(line)}", soft_wrap=True, highlight=False)
+        common.error_terminal().print(
+            f"[bold red]VIOLATION:[/] {common.escape(line)}", soft_wrap=True, highlight=False
+        )
     if violations:
         sys.exit(VIOLATION)
 
@@ -260,7 +252,7 @@ def _fuzz(count: int, seed: int, *, as_json: bool, quiet: bool) -> None:
     from dither.auditing.fuzz import fuzz
 
     outcomes = fuzz(count, seed=seed)
-    if emit(outcomes, as_json, quiet):
+    if common.emit(outcomes, as_json, quiet):
         rows = [
             {
                 "seed": outcome.seed,
@@ -269,16 +261,16 @@ def _fuzz(count: int, seed: int, *, as_json: bool, quiet: bool) -> None:
                 "batches": outcome.drawn.values.get("batch_sampling", ""),
                 "view": outcome.drawn.view,
                 "proof": outcome.recipe,
-                "proven ε": epsilon_text(outcome.proven),
-                "attacked ε": f"{epsilon_text(outcome.attacked)}{' !' if outcome.violated else ''}",
+                "proven ε": common.epsilon_text(outcome.proven),
+                "attacked ε": f"{common.epsilon_text(outcome.attacked)}{' !' if outcome.violated else ''}",
                 "attack": outcome.attack,
             }
             for outcome in outcomes
         ]
-        print_table(rows, title=f"{count} random specs")
+        common.print_table(rows, title=f"{count} random specs")
     _exit_on_violation(
-        f"at least {epsilon_text(outcome.attacked)} was shown ({outcome.attack}), at most "
-        f"{epsilon_text(outcome.proven)} was proved ({outcome.recipe}); to see it again: {outcome.command}"
+        f"at least {common.epsilon_text(outcome.attacked)} was shown ({outcome.attack}), at most "
+        f"{common.epsilon_text(outcome.proven)} was proved ({outcome.recipe}); to see it again: {outcome.command}"
         for outcome in outcomes
         if outcome.violated
     )
@@ -289,9 +281,9 @@ def _print_audit(outcome: Audit, written: list[Path]) -> None:
         {
             "adversary": _adversary(row),
             "per": row.unit,
-            "claimed ε": "" if row.claimed is None else epsilon_text(row.claimed),
-            "proven ε": epsilon_text(row.proven),
-            "attacked ε": f"{epsilon_text(row.attacked.value)}{' !' if row.refutes_claim else ''}",
+            "claimed ε": "" if row.claimed is None else common.epsilon_text(row.claimed),
+            "proven ε": common.epsilon_text(row.proven),
+            "attacked ε": f"{common.epsilon_text(row.attacked.value)}{' !' if row.refutes_claim else ''}",
             "bound": row.attacked.form.split(":")[0],
             "rounds": row.rounds,
             "trials": row.attacked.trials,
@@ -299,7 +291,7 @@ def _print_audit(outcome: Audit, written: list[Path]) -> None:
         for row in outcome.rows
     ]
     first = outcome.rows[0]
-    print_table(
+    common.print_table(
         rows,
         title=f"{outcome.spec.method}: at δ = {first.delta:g}, {first.adjacency}, "
         f"each attacked ε with {outcome.confidence:.4g} confidence",
@@ -307,7 +299,7 @@ def _print_audit(outcome: Audit, written: list[Path]) -> None:
     )
     for row in outcome.rows:
         for bound in row.bounds:
-            value, detail = epsilon_text(bound.value), f"{bound.detail}; {row.design}"
+            value, detail = common.epsilon_text(bound.value), f"{bound.detail}; {row.design}"
             typer.echo(f"{_adversary(row)}, {row.unit}: {value} by {bound.form} ({detail})")
     for what in dict.fromkeys(text for row in outcome.rows for text in row.not_covered):
         typer.echo(f"not covered by the proof: {what.removeprefix('not covered: ')}")
@@ -331,15 +323,15 @@ def budget_show(
     data: Annotated[
         str | None, typer.Argument(metavar="DATA", help="Your own file, or a data set's name.")
     ] = None,
-    ledger_file: LedgerFile = None,
+    ledger_file: common.LedgerFile = None,
     delta: Annotated[float, typer.Option(help="δ for data sets without a budget.")] = 1e-5,
     federation: Annotated[
         Path | None,
         typer.Option("--federation", metavar="DIR", help="A party's folder: take δ, view and neighbours from its "
                      "approved agreement where no budget is set."),
     ] = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:  # fmt: skip
     """Show what has been spent, by data set and client."""
     ledger = _ledger(ledger_file)
@@ -363,8 +355,8 @@ def budget_show(
                 {
                     "data": named.get(dataset) or ledger.called(dataset),
                     "client": spent.client,
-                    "spent": epsilon_text(spent.epsilon),
-                    "budget": epsilon_text(budget.epsilon) if budget else "none",
+                    "spent": common.epsilon_text(spent.epsilon),
+                    "budget": common.epsilon_text(budget.epsilon) if budget else "none",
                     "δ": f"{spent.delta:.4g}",
                     "view": spent.view,
                     "neighbouring data": spent.adjacency,
@@ -375,7 +367,7 @@ def budget_show(
     if not rows and not as_json and not quiet:
         typer.echo(f"nothing has been charged to {ledger.path}")
         return
-    print_table(
+    common.print_table(
         rows,
         as_json=as_json,
         quiet=quiet,
@@ -389,7 +381,7 @@ def budget_show(
 def budget_set(
     data: Data,
     epsilon: Annotated[float, typer.Option(help="Largest proven ε of everything ever released.")],
-    delta: Delta = 1e-5,
+    delta: common.Delta = 1e-5,
     view: Annotated[
         str, typer.Option(help="What the adversary sees: upload, sum, broadcast or final.")
     ] = "upload",
@@ -398,10 +390,10 @@ def budget_set(
     id: Annotated[
         str, typer.Option(help="Your name for these records: files with one name are charged together.")
     ] = "",
-    ledger_file: LedgerFile = None,
+    ledger_file: common.LedgerFile = None,
     yes: Annotated[bool, typer.Option("--yes", help="Raise a budget without confirmation.")] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Set a budget. A run stops at the last round it can afford. Raising a budget asks for confirmation."""
     from dither.accounting.ledger.runs import Budget
@@ -422,22 +414,22 @@ def budget_set(
         if not as_json and not quiet:
             typer.echo(f"budget of {file}{f', client {client}' if client else ''}: {limit}")
     if as_json:
-        print_table([{"data": file, "client": client, **limit._asdict()} for file in files], as_json=True)
+        common.print_table([{"data": file, "client": client, **limit._asdict()} for file in files], as_json=True)
 
 
 @budget.command("same")
 def budget_same(
     data: Data,
     known: Known,
-    ledger_file: LedgerFile = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    ledger_file: common.LedgerFile = None,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Declare that a file holds records of a known data set: the two are charged together from now on."""
     ledger = _ledger(ledger_file)
     ledger.identify(_data_id(ledger, data), file=Path(data).name, name=_known(ledger, known))
     recorded = f"{data} is charged together with {ledger.called(_known(ledger, known))}"
-    if emit({"recorded": recorded}, as_json, quiet):
+    if common.emit({"recorded": recorded}, as_json, quiet):
         typer.echo(recorded)
 
 
@@ -445,10 +437,10 @@ def budget_same(
 def budget_other(
     data: Data,
     known: Known,
-    ledger_file: LedgerFile = None,
+    ledger_file: common.LedgerFile = None,
     yes: Annotated[bool, typer.Option("--yes", help="Declare it without confirmation.")] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Declare that a file holds other people's records than a data set with which it shares rows."""
     ledger = _ledger(ledger_file)
@@ -464,7 +456,7 @@ def budget_other(
         )
     ledger.declare_other(dataset, than)
     recorded = f"{data} holds other records than {ledger.called(than)}"
-    if emit({"recorded": recorded}, as_json, quiet):
+    if common.emit({"recorded": recorded}, as_json, quiet):
         typer.echo(recorded)
 
 
@@ -473,9 +465,9 @@ def budget_history(
     data: Annotated[
         str | None, typer.Argument(metavar="DATA", help="Your own file, or a data set's name.")
     ] = None,
-    ledger_file: LedgerFile = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    ledger_file: common.LedgerFile = None,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """List every charge and every change of a budget, oldest first, and check that nothing was edited."""
     ledger = _ledger(ledger_file)
@@ -483,7 +475,7 @@ def budget_history(
     if not rows and not as_json and not quiet:
         typer.echo(f"nothing has been charged to {ledger.path}")
         return
-    print_table(rows, as_json=as_json, quiet=quiet, title=f"History of {ledger.path}")
+    common.print_table(rows, as_json=as_json, quiet=quiet, title=f"History of {ledger.path}")
 
 
 def _history_row(entry: Any) -> dict[str, Any]:
@@ -561,9 +553,9 @@ def statement(
         Path | None, typer.Option(help="A new file that ends in .md, .html, .pdf or .json (default: print it).")
     ] = None,
     party: Annotated[str, typer.Option(help="One institution of a federation.")] = "",
-    ledger: LedgerFile = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    ledger: common.LedgerFile = None,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Write what a run guarantees, for a data protection officer: in plain words first, then the details."""
     from dither.experiment.statement import statement as stated
@@ -571,7 +563,7 @@ def statement(
     document = stated(run, party=party, ledger=ledger)
     if out is not None:
         document.save(out)
-    if emit(document, as_json, quiet):
+    if common.emit(document, as_json, quiet):
         typer.echo(document.to_markdown() if out is None else f"wrote {out}")
 
 
@@ -582,15 +574,15 @@ def check(
             metavar="FILE", help="A description (.toml), an Opacus accountant (.json), or an event's text."
         ),
     ],
-    settings: Settings = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    settings: common.Settings = None,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Compare claimed and proven ε of training that Dither did not run (exit code 1: the claim has no proof)."""
     from dither.experiment.check import check as checked
 
-    result = checked(file, values_of(settings))
-    if emit(result, as_json, quiet):
+    result = checked(file, common.values_of(settings))
+    if common.emit(result, as_json, quiet):
         typer.echo(result.training.title)
         for what, value in result.lines():
             typer.echo(f"  {what:<12} {value}")
@@ -604,19 +596,19 @@ def stats(
         list[Path], typer.Argument(metavar="FILE...", help="One table for each institution (CSV or Parquet).")
     ],
     epsilon: Annotated[float, typer.Option(help="ε of all these statistics together.")],
-    delta: Delta = 1e-5,
+    delta: common.Delta = 1e-5,
     columns: Annotated[str, typer.Option(help="Names of columns, separated by commas (default: all).")] = "",
-    ledger: LedgerFile = None,
-    new_ledger: NewLedger = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    ledger: common.LedgerFile = None,
+    new_ledger: common.NewLedger = False,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Print private statistics of tables: counts, means, quantiles and categories, with one ε for all of them."""
     from dither.experiment import statistics
 
     result = statistics.statistics(
-        files, epsilon=epsilon, delta=delta, columns=names_in(columns), ledger=ledger, new_ledger=new_ledger
+        files, epsilon=epsilon, delta=delta, columns=common.names_in(columns), ledger=ledger, new_ledger=new_ledger
     )
-    if emit(result, as_json, quiet):
+    if common.emit(result, as_json, quiet):
         title = f"Private statistics of {len(files)} {'table' if len(files) == 1 else 'tables'}"
-        print_table(result.rows(), title=title, footer=counts_guarantee(epsilon, delta))
+        common.print_table(result.rows(), title=title, footer=common.counts_guarantee(epsilon, delta))

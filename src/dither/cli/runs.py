@@ -12,42 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dither.cli import common
-from dither.cli.common import (
-    LOCAL,
-    OWN_PROCESS,
-    Bar,
-    Classes,
-    Coordinator,
-    DataDir,
-    Delta,
-    Drop,
-    Json,
-    Keep,
-    LedgerFile,
-    NewLedger,
-    Process,
-    Processes,
-    Quiet,
-    RunProgress,
-    Settings,
-    Task,
-    counts_guarantee,
-    emit,
-    epsilon_text,
-    error_terminal,
-    escape,
-    names_in,
-    on_interrupt,
-    print_report,
-    print_table,
-    refuse_input,
-    several,
-    short,
-    source_from,
-    spec_from,
-    terminal,
-    values_of,
-)
 from dither.cli.privacy import print_split
 from dither.errors import BudgetExhausted, SpecError
 
@@ -72,7 +36,7 @@ def run(
             autocompletion=common.presets,
         ),
     ] = None,
-    settings: Settings = None,
+    settings: common.Settings = None,
     label: Annotated[str, typer.Option(metavar="COLUMN", help="Label column of TABLES.")] = "",
     seed: Annotated[
         int | None, typer.Option(help="Seed for the partition, model, cohorts, batches and noise.")
@@ -81,17 +45,17 @@ def run(
         Path | None, typer.Option(help="Run folder to create (default: runs/METHOD-DATA-TIME).")
     ] = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue an interrupted run folder.")] = None,
-    data_dir: DataDir = None,
-    ledger: LedgerFile = None,
-    new_ledger: NewLedger = False,
+    data_dir: common.DataDir = None,
+    ledger: common.LedgerFile = None,
+    new_ledger: common.NewLedger = False,
     checkpoint_seconds: Annotated[
         float, typer.Option(min=0, help="Minimum seconds between checkpoints; 0 writes one at every evaluation.")
     ] = 5.0,
-    processes: Processes = None,
-    process: Process = None,
-    coordinator: Coordinator = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    processes: common.Processes = None,
+    process: common.Process = None,
+    coordinator: common.Coordinator = None,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Train a preset or your own spec, and write a run folder with the model, metrics and a plot."""
     if resume is not None and out is not None:
@@ -100,33 +64,37 @@ def run(
     if process:
         from dither.experiment import train
 
-        with several(processes, process, coordinator, silent=quiet):
+        with common.several(processes, process, coordinator, silent=quiet):
             train.run(source or "adult", data_dir=data_dir)  # the spec of process 0 counts; exits after the rounds
     if label:
         settings = [*(settings or []), f"data.label={label}"]
-    spec = source_from(source, resume, settings, seed)  # refuses mistakes before JAX is imported
+    spec = common.source_from(source, resume, settings, seed)  # refuses mistakes before JAX is imported
     from dither.experiment import train
 
-    view = RunProgress(silent=quiet or as_json)
+    view = common.RunProgress(silent=quiet or as_json)
 
     def advice() -> str:
         return _how_to_resume(view.folder or resume or out)
 
-    with on_interrupt(advice), several(processes, process, coordinator, silent=quiet, advice=advice), view:
+    with (
+        common.on_interrupt(advice),
+        common.several(processes, process, coordinator, silent=quiet, advice=advice),
+        view,
+    ):
         result = train.run(
             spec, out=out, resume=resume, data_dir=data_dir, ledger=ledger, new_ledger=new_ledger,
             checkpoint_seconds=checkpoint_seconds, on_start=view.start, on_evaluation=view.update,
-            keep_programs=context.obj == OWN_PROCESS,
+            keep_programs=context.obj == common.OWN_PROCESS,
         )  # fmt: skip
-    if emit({"folder": str(result.folder), **result.to_dict()}, as_json, quiet):
-        print_report(result)
+    if common.emit({"folder": str(result.folder), **result.to_dict()}, as_json, quiet):
+        common.print_report(result)
         if resume is not None and view.folder is None:
             typer.echo(f"{resume} was finished before: nothing was trained")
     from dither.experiment.metrics import DIVERGED
 
     if result.stopped:
-        error_terminal().print(
-            f"[bold yellow]stopped:[/] {escape(result.stopped)}; model and metrics are kept",
+        common.error_terminal().print(
+            f"[bold yellow]stopped:[/] {common.escape(result.stopped)}; model and metrics are kept",
             soft_wrap=True,
             highlight=False,
         )
@@ -155,34 +123,35 @@ def presets(
     name: Annotated[
         str | None, typer.Argument(help="Print this preset as TOML.", autocompletion=common.presets)
     ] = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """List the presets, or print one as TOML, as a start for your own spec."""
     from dither import spec
 
     if name is not None:
-        if emit(spec.Spec.from_preset(name).to_dict(), as_json, quiet):
+        if common.emit(spec.Spec.from_preset(name).to_dict(), as_json, quiet):
             typer.echo(spec.preset_text(name), nl=False)
         return
     rows = [{"preset": each, "what": spec.preset_title(each)} for each in spec.preset_names()]
     footer = "dither run PRESET; dither presets PRESET prints it"
-    print_table(rows, as_json=as_json, quiet=quiet, title="Presets", footer=footer)
+    common.print_table(rows, as_json=as_json, quiet=quiet, title="Presets", footer=footer)
 
 
 def keys(
     method: Annotated[str | None, typer.Argument(help="Also list the constants of this method.")] = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """List every key of a spec, with its default and its meaning."""
     from dither import spec
 
     rows = [
-        {"key": key, "default": short(default), "what": what} for key, default, what in spec.describe_keys(method)
+        {"key": key, "default": common.short(default), "what": what}
+        for key, default, what in spec.describe_keys(method)
     ]
     footer = "in TOML, or with --set key=value"
-    print_table(rows, as_json=as_json, quiet=quiet, title="Keys of a spec", footer=footer)
+    common.print_table(rows, as_json=as_json, quiet=quiet, title="Keys of a spec", footer=footer)
 
 
 def evaluate(
@@ -196,11 +165,11 @@ def evaluate(
     epsilon: Annotated[
         float | None, typer.Option(help="Score privately with this ε, one file for each institution.")
     ] = None,
-    delta: Delta = 1e-5,
-    ledger: LedgerFile = None,
-    new_ledger: NewLedger = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    delta: common.Delta = 1e-5,
+    ledger: common.LedgerFile = None,
+    new_ledger: common.NewLedger = False,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Print the scores of a trained run on a file, beside those of a constant. Without --epsilon they are exact:
     do not publish them."""
@@ -214,9 +183,9 @@ def evaluate(
         result = evaluate_privately(
             trained, data, epsilon=epsilon, delta=delta, ledger=ledger, new_ledger=new_ledger
         )
-        if emit(result, as_json, quiet):
-            print_table(
-                result.rows(), title=f"{result.records:,} records", footer=counts_guarantee(epsilon, delta)
+        if common.emit(result, as_json, quiet):
+            common.print_table(
+                result.rows(), title=f"{result.records:,} records", footer=common.counts_guarantee(epsilon, delta)
             )
         return
     if len(data) > 1:
@@ -224,14 +193,14 @@ def evaluate(
             f"--data was given {len(data)} times; exact scores are of one file, private ones need --epsilon"
         )
     evaluated = trained.evaluate(data[0])
-    if not emit({**evaluated.to_dict(), "local": True}, as_json, quiet):
+    if not common.emit({**evaluated.to_dict(), "local": True}, as_json, quiet):
         return
     scores = evaluated.scores
     rows = [
         {"": who, **{NAMES[name]: f"{values[name]:.4f}" for name in scores.model if name in values}}
         for who, values in (("the model", scores.model), (scores.trivial_predictor, scores.trivial))
     ]
-    print_table(rows, title=f"{scores.records} records, loss {evaluated.loss:.4f}")
+    common.print_table(rows, title=f"{scores.records} records, loss {evaluated.loss:.4f}")
     if scores.confusion and len(scores.confusion) <= 10:
         counts = [
             {
@@ -240,8 +209,8 @@ def evaluate(
             }
             for name, row in zip(trained.classes, scores.confusion, strict=True)
         ]
-        print_table(counts)
-    typer.echo(f"{LOCAL}: exact scores of {data[0].name}, which no ε covers")
+        common.print_table(counts)
+    typer.echo(f"{common.LOCAL}: exact scores of {data[0].name}, which no ε covers")
 
 
 def predict(
@@ -254,8 +223,8 @@ def predict(
         list[str] | None,
         typer.Option("--id", metavar="COLUMN", help="Copy this column (a record's number, say) into the CSV."),
     ] = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Predict the class (or the number) of each record of a file with a trained run."""
     from dither.data.tables import existing_file, read_table, text_column
@@ -264,7 +233,7 @@ def predict(
     from dither.experiment.report import load
 
     trained, printed = load(run_folder), str(out) == "-"
-    refuse_input(out, data, *RunFolder(run_folder).path.rglob("*"))
+    common.refuse_input(out, data, *RunFolder(run_folder).path.rglob("*"))
     columns: dict[str, np.ndarray] = {}
     if ids:
         table = read_table(existing_file(data))
@@ -286,7 +255,7 @@ def predict(
         typer.echo(text.getvalue(), nl=False)
         return
     write_text(out, text.getvalue())
-    if emit({"predictions": len(rows), "file": str(out)}, as_json, quiet):
+    if common.emit({"predictions": len(rows), "file": str(out)}, as_json, quiet):
         order = "" if ids else ", in the order of the records (--id COLUMN copies a column)"
         typer.echo(f"{len(rows)} predictions in {out}{order}")
 
@@ -311,17 +280,17 @@ def start(
     split: Annotated[
         str, typer.Option(help="Percent of the budget (μ²) for schema, training and evaluation.")
     ] = "5,85,10",
-    task: Task = "auto",
-    classes: Classes = "",
-    drop: Drop = None,
-    keep: Keep = None,
-    settings: Settings = None,
+    task: common.Task = "auto",
+    classes: common.Classes = "",
+    drop: common.Drop = None,
+    keep: common.Keep = None,
+    settings: common.Settings = None,
     out: Annotated[Path | None, typer.Option(help="Folder to create (default: runs/start-TIME).")] = None,
-    ledger: LedgerFile = None,
-    new_ledger: NewLedger = False,
+    ledger: common.LedgerFile = None,
+    new_ledger: common.NewLedger = False,
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing.")] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Go from raw tables to an evaluated private model, with one ε for schema, training and evaluation."""
     from dither.experiment import start as project
@@ -336,27 +305,27 @@ def start(
         shares = [float(part) / 100 for part in split.split(",")]
     except ValueError:
         raise SpecError(f"--split {split!r} must be three numbers, such as 5,85,10") from None
-    wanted = Wanted(label, task, names_in(classes), tuple(drop or ()), tuple(keep or ()))
+    wanted = Wanted(label, task, common.names_in(classes), tuple(drop or ()), tuple(keep or ()))
     plan = project.plan_project(path, wanted, epsilon=epsilon, delta=delta, shares=shares)
-    console = error_terminal()
+    console = common.error_terminal()
     if not quiet and not as_json:
         for what, value in plan.lines():
             console.print(f"{what:<11} {value}", highlight=False, markup=False, soft_wrap=True)
     if asks and not typer.confirm("Nothing has been looked at yet. Spend this?", default=True, err=True):
         return
-    view = RunProgress(silent=quiet or as_json)
+    view = common.RunProgress(silent=quiet or as_json)
     advice = "what was charged stays charged; `dither budget show` lists it"
 
     def step(line: str) -> None:
         if not quiet and not as_json:
             console.print(f"{line} ...", style="dim", highlight=False)
 
-    with on_interrupt(advice), view:
+    with common.on_interrupt(advice), view:
         done = project.start_project(
             plan, out=out, ledger=ledger, new_ledger=new_ledger, on_step=step,
-            values=values_of(settings), on_start=view.start, on_evaluation=view.update,
+            values=common.values_of(settings), on_start=view.start, on_evaluation=view.update,
         )  # fmt: skip
-    if emit(done, as_json, quiet):
+    if common.emit(done, as_json, quiet):
         _print_project(done)
 
 
@@ -366,7 +335,7 @@ def _print_project(done: Project) -> None:
     for column, why in done.excluded.items():
         typer.echo(f"left out: {column!r} {why}")
     title = f"Private scores on {done.scores.records:,} records that training left out"
-    print_table(done.scores.rows(), title=title, footer="intervals of 95% include the noise")
+    common.print_table(done.scores.rows(), title=title, footer="intervals of 95% include the noise")
     print_split(done.split)
     gaps = uncovered(done.report.epsilon.main)
     covers = "covers all of it" if not gaps else "covers all of it but what follows"
@@ -393,7 +362,7 @@ def sweep(
             help="Values of a key: privacy.epsilon=0.1,1 or seed=0:5 (0 to 4). Repeat it for more keys.",
         ),
     ] = None,
-    settings: Settings = None,
+    settings: common.Settings = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder to create or to continue (default: sweeps/METHOD-DATA-TIME)."),
@@ -402,24 +371,24 @@ def sweep(
         str | None,
         typer.Option(metavar="BYTES", help="Memory limit for runs that train side by side, e.g. 4GB."),
     ] = None,
-    data_dir: DataDir = None,
-    ledger: LedgerFile = None,
-    new_ledger: NewLedger = False,
-    processes: Processes = None,
-    process: Process = None,
-    coordinator: Coordinator = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    data_dir: common.DataDir = None,
+    ledger: common.LedgerFile = None,
+    new_ledger: common.NewLedger = False,
+    processes: common.Processes = None,
+    process: common.Process = None,
+    coordinator: common.Coordinator = None,
+    as_json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Train every combination of the varied values and write tables and a picture."""
     if process:
         from dither.experiment.sweep import sweep as run_sweep
 
-        with several(processes, process, coordinator, silent=quiet):
+        with common.several(processes, process, coordinator, silent=quiet):
             run_sweep(what, data_dir=data_dir)  # the specs of process 0 count; exits after the batches
     from dither.experiment.sweep.run import default_folder, parse_vary, product
 
-    spec, values, grid = spec_from(what, settings), values_of(settings), parse_vary(vary or [])
+    spec, values, grid = common.spec_from(what, settings), common.values_of(settings), parse_vary(vary or [])
     product(spec, grid, values)  # refuses mistakes before other processes start
     folder = out or default_folder(spec.with_values(values))
     from dither.experiment.sweep import sweep as run_sweep
@@ -429,9 +398,9 @@ def sweep(
         return f"finished batches are kept, continue with: {shlex.join(['dither', *arguments])}"
 
     with (
-        on_interrupt(how_to_continue),
-        several(processes, process, coordinator, silent=quiet, advice=how_to_continue),
-        Bar(quiet or as_json) as bar,
+        common.on_interrupt(how_to_continue),
+        common.several(processes, process, coordinator, silent=quiet, advice=how_to_continue),
+        common.Bar(quiet or as_json) as bar,
     ):
         result = run_sweep(
             spec, grid, values=values, out=folder, max_memory=max_memory, data_dir=data_dir,
@@ -439,7 +408,7 @@ def sweep(
         )  # fmt: skip
     from dither.experiment.sweep.result import SweepFolder
 
-    if emit({"folder": str(folder), **(SweepFolder(folder).summary() or {})}, as_json, quiet):
+    if common.emit({"folder": str(folder), **(SweepFolder(folder).summary() or {})}, as_json, quiet):
         _print_sweep(result, folder)
 
 
@@ -453,26 +422,26 @@ def _print_sweep(result: Sweep, folder: Path) -> None:
     proven = "assumed ε" if any(row.get("assumed") for row in table) else "proven ε"
     shown = [
         {
-            **{key: short(value) for key, value in row.items() if key in result.keys},
+            **{key: common.short(value) for key, value in row.items() if key in result.keys},
             "runs": row["runs"],
             result.score_name: _with_error(row[result.score], row[f"{result.score}_error"]),
             "loss": _with_error(row["loss"], row["loss_error"]),
             **{NAMES[name]: _with_error(row[name], row[f"{name}_error"]) for name in _SHOWN if name in row},
-            "claimed ε": f"{epsilon_text(row['claimed_epsilon'])} per {row['claimed_unit']}",
-            proven: f"{epsilon_text(row['proven_epsilon'])} per {row['proven_unit']}",
+            "claimed ε": f"{common.epsilon_text(row['claimed_epsilon'])} per {row['claimed_unit']}",
+            proven: f"{common.epsilon_text(row['proven_epsilon'])} per {row['proven_unit']}",
         }
         for row in table
     ]
     seeds = "mean ± standard error over seeds; " if any(row["runs"] > 1 for row in table) else ""
     footer = f"{seeds}{proven}: the largest over seeds, {_guarantee(result)}"
-    print_table(shown, title=result.title(), footer=footer)
+    common.print_table(shown, title=result.title(), footer=footer)
     for line in result.warnings():
         typer.echo(f"note: {line}")
     for line in result.not_covered():
         typer.echo(f"not covered: {line.removeprefix('not covered: ')}")
     timing = result.timing
     rest = sum(seconds for name, seconds in timing.items() if name not in ("compile", "rounds", "evaluation"))
-    terminal().print(
+    common.terminal().print(
         f"compiling {timing.get('compile', 0):.1f} s, rounds {timing.get('rounds', 0):.1f} s, evaluation "
         f"{timing.get('evaluation', 0):.1f} s, the rest {rest:.1f} s",
         highlight=False,
