@@ -635,18 +635,6 @@ def client_epsilons(experiment: Experiment, missing: int | None = None) -> tuple
     )
 
 
-def claimed(claim: Claim) -> dict[str, Any]:
-    """A claim as it stands in summary.json."""
-    return {
-        "value": claim.value,
-        "unit": claim.unit,
-        "delta": claim.delta,
-        "source": claim.source,
-        "adjacency": claim.adjacency,
-        "conditions": [{"condition": text, "holds": bool(holds)} for text, holds in claim.conditions],
-    }
-
-
 # The simulator
 
 

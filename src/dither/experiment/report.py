@@ -159,11 +159,8 @@ class Epsilon:
 
     def to_json(self) -> dict[str, Any]:
         """The entry "epsilon" of summary.json."""
-        conditions = [{"condition": text, "holds": bool(holds)} for text, holds in self.claimed.conditions]
-        claimed = {**self.claimed._asdict(), "conditions": conditions}
-        order = ("value", "unit", "delta", "source", "adjacency", "conditions")
         return {
-            "claimed": {name: claimed[name] for name in order},
+            "claimed": self.claimed.to_json(),
             "proven": [row.to_json() for row in self.table],
             "attacked": None,
             **({"clients": [dict(vars(row)) for row in self.clients]} if self.clients else {}),
@@ -185,14 +182,10 @@ class Epsilon:
     @classmethod
     def from_json(cls, value: Mapping[str, Any], spec: Spec, attacked: Sequence[AttackedRow] = ()) -> Epsilon:
         claim = value["claimed"]
-        claimed = Claim(
-            value=decode(float, claim["value"]),
-            unit=str(claim["unit"]),
-            delta=decode(float, claim["delta"]),
-            source=str(claim["source"]),
-            conditions=tuple((str(each["condition"]), bool(each["holds"])) for each in claim["conditions"]),
-            adjacency=str(claim["adjacency"]),
-        )
+        conditions = tuple((str(each["condition"]), bool(each["holds"])) for each in claim["conditions"])
+        epsilon, delta = decode(float, claim["value"]), decode(float, claim["delta"])
+        source, adjacency = str(claim["source"]), str(claim["adjacency"])
+        claimed = Claim(epsilon, str(claim["unit"]), delta, source, conditions, adjacency)
         clients = decode(tuple[ClientEpsilon, ...], value.get("clients", ()))
         return cls.of(spec, claimed, [ProvenRow.from_json(row) for row in value["proven"]], attacked, clients)
 
@@ -211,15 +204,6 @@ class Epsilon:
 
 
 @dataclass(frozen=True)
-class RoundingMargin:
-    """What rounding before a sum could add to its proven ε, by a rule of thumb (errata G8): no proof."""
-
-    step: float
-    margin: float
-    epsilon: float
-
-
-@dataclass(frozen=True)
 class RunTraffic:
     """What a client sends and receives in a round, on average, and what became of it."""
 
@@ -234,7 +218,8 @@ class RunTraffic:
     open_seconds: float | None = None
     attempts: float | None = None
     enrol_seconds: float | None = None
-    rounding: RoundingMargin | None = None
+    # step, margin, epsilon: what rounding before a sum could add to its ε, by a rule of thumb (G8): no proof
+    rounding: dict[str, float] | None = None
 
     def text(self) -> str:
         """One line on what a round sends."""
@@ -556,31 +541,24 @@ class Report(Overview):
 
     def to_latex(self) -> str:
         """A small table, one line for each proven ε of the spec's view."""
-        accuracy = "--" if self.test_score is None else f"{self.test_score:.4f}"
-        head = [
-            "Method",
-            "Data",
-            "Accuracy" if self.classes else "R²",
-            "Claimed ε",
-            "Proven ε",
-            "δ",
-            "Neighbours",
-            "Against",
-        ]
+        claim, score = self.epsilon.claimed, self.test_score
+        shared = {
+            "Method": self.method,
+            "Data": Path(self.data).name,
+            "Accuracy" if self.classes else "R²": "--" if score is None else f"{score:.4f}",
+            "Claimed ε": f"{epsilon_text(claim.value)} per {claim.unit}",
+        }
         rows = [
-            [
-                self.method,
-                Path(self.data).name,
-                accuracy,
-                f"{epsilon_text(self.epsilon.claimed.value)} per {self.epsilon.claimed.unit}",
-                f"{epsilon_text(row.value)} per {row.unit}{' (assumed)' if row.assumed else ''}",
-                f"{row.delta:g}",
-                row.adjacency,
-                ADVERSARIES[row.view],
-            ]
+            {
+                **shared,
+                "Proven ε": f"{epsilon_text(row.value)} per {row.unit}{' (assumed)' if row.assumed else ''}",
+                "δ": f"{row.delta:g}",
+                "Neighbours": row.adjacency,
+                "Against": ADVERSARIES[row.view],
+            }
             for row in self.epsilon.main
         ]
-        return latex_table(head, rows)
+        return latex_table(list(rows[0]), [list(row.values()) for row in rows])
 
     # The model
 

@@ -350,10 +350,11 @@ def _mechanism(report: Report) -> Section:
 
 
 def _usefulness(report: Report) -> Section:
-    if report.test_accuracy is None:
+    if report.test_score is None:
         answer = "Not stated: the test records are not public, and exact scores on them would not be covered by ε."
     else:
-        answer = f"Accuracy {report.test_accuracy:.4f} on public test records, after {report.rounds} rounds."
+        score = f"{'Accuracy' if report.classes else 'R²'} {report.test_score:.4f}"
+        answer = f"{score} on public test records, after {report.rounds} rounds."
     return Section("How useful is the result?", (answer,))
 
 

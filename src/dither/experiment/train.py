@@ -25,6 +25,7 @@ from dither.experiment import plots
 from dither.experiment.build import (
     Compiled,
     Experiment,
+    aggregation,
     build_experiment,
     by_file,
     check,
@@ -33,9 +34,9 @@ from dither.experiment.build import (
     client_epsilons,
     compiled,
     designs,
-    engine_options,
     facts,
     load_data,
+    make_simulation,
     origin,
     planned_rounds,
     rounding,
@@ -50,14 +51,12 @@ from dither.experiment.report import (
     Epsilon,
     LedgerCharge,
     Report,
-    RoundingMargin,
     RunTraffic,
     encode,
     load,
 )
 from dither.models import leaf_name
 from dither.simulation import distributed, engine
-from dither.simulation.aggregation import Aggregation
 from dither.simulation.arrays import Shards
 from dither.simulation.devices import Clock
 from dither.simulation.streaming import Streamed
@@ -605,26 +604,15 @@ def without_noise(experiment: Experiment, compiled_rounds: engine.Simulation | N
         name: (np.zeros_like(np.asarray(value)) if name in prepared.plan.noise_names else np.asarray(value))[None]
         for name, value in prepared.hyper.items()
     }
-    options = {**engine_options(experiment), "randomness": "seeded"}
-    options["aggregation"] = _noiseless(options["aggregation"])
-    simulation = compiled_rounds
-    if simulation is None or spec.source_of_randomness != "seeded" or options["aggregation"] is not None:
-        simulation = engine.Simulation(
-            experiment.model,
-            prepared.build,
-            num_clients=len(experiment.partition.size),
-            cohort_size_at=prepared.cohort_size_at,
-            **options,
-        )
+    simulation, how = compiled_rounds, aggregation(experiment)
+    if simulation is None or spec.source_of_randomness != "seeded" or how is not None:
+        how = how and how._replace(noise_std=None)
+        simulation = make_simulation(experiment, randomness="seeded", aggregation=how)
     inputs = simulation.inputs(experiment.problem, seeds=[spec.seed], hyper=hyper, cohorts=designs([experiment]))
     rounds = planned_rounds(experiment)
     result = engine.train(simulation, inputs, num_rounds=rounds, eval_every=rounds)
     last = result.history[-1].metrics
     return float(last["test_r2" if experiment.model.task == "regression" else "test_accuracy"][0])
-
-
-def _noiseless(how: Aggregation | None) -> Aggregation | None:
-    return how._replace(noise_std=None) if how else None
 
 
 # Pieces
@@ -663,8 +651,7 @@ def report_of(
         notes=(
             *experiment.dataset.notes,
             *experiment.prepared.caveats,
-            *_view_caveat(spec),
-            *_data_caveats(spec),
+            *_caveats(spec),
         ),
         num_clients=len(experiment.partition.size),
         num_features=int(experiment.dataset.x_train.shape[1]),
@@ -732,7 +719,7 @@ def _with_aggregation(report: Report, experiment: Experiment, missing: int) -> R
         )
     margin = rounding(experiment, missing)
     if margin is not None:
-        seen = replace(seen, rounding=RoundingMargin(**margin))
+        seen = replace(seen, rounding=margin)
     return replace(report, traffic=seen, epsilon=replace(report.epsilon, table=table))
 
 
@@ -769,23 +756,19 @@ def _begun_before(folder: RunFolder, spec: Spec, num_rounds: int) -> None:
         folder.begin(0, min((rows[-1]["round"] if rows else 0) + spec.eval_every, num_rounds))
 
 
-def _data_caveats(spec: Spec) -> tuple[str, ...]:
+def _caveats(spec: Spec) -> list[str]:
+    """What a reader of the report should know about the spec."""
     found = [] if spec.scored else [UNSCORED]
+    if spec.privacy.view == "sum" and spec.aggregation == "off":
+        off = "which is off: this server would see single uploads"
+        found.append(f"privacy.view='sum' holds under secure aggregation, {off}")
     if spec.data.public:
         found.append("data.public: you declared these records public, so nothing was charged to a ledger")
     if spec.private and spec.source_of_randomness == "seeded":
         found.append("seeded noise: a simulation, not a protection; anyone who knows the seed can subtract it")
     if spec.data.path and spec.compare:
         found.append("compare is for public data: nothing was trained without noise on your records")
-    return tuple(found)
-
-
-def _view_caveat(spec: Spec) -> tuple[str, ...]:
-    if spec.privacy.view != "sum" or spec.aggregation != "off":
-        return ()
-    return (
-        "privacy.view='sum' holds under secure aggregation, which is off: this server would see single uploads",
-    )
+    return found
 
 
 def provenance(experiment: Experiment) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Plans: rounds, cohort, local steps, batch, clip and learning rate for a proven budget.
 
-planner      `plan`, the choice, and its picture    records   spec and budget; public or synthetic records
-candidates   the search space, and the noise        bounds    the papers' bounds and the constants they need
-             of each of its points                  search    successive halving on public records
+planner      `plan`, the choice, and its picture           records   spec and budget; public or synthetic records
+candidates   the search space, the noise of each of its    bounds    the papers' bounds and the constants they need
+             points, successive halving on public records
 """
 
 from dither.experiment.plan.bounds import ProblemConstants, estimate

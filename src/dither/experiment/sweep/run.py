@@ -21,7 +21,7 @@ from dither.experiment import build, train
 from dither.experiment.build import choose
 from dither.experiment.sweep import batches
 from dither.experiment.sweep.batches import BatchPlan, Outcome
-from dither.experiment.sweep.result import Sweep, SweepFolder, SweepRun, flatten
+from dither.experiment.sweep.result import Sweep, SweepFolder, SweepRun
 from dither.experiment.train import check_public
 from dither.simulation import devices, distributed
 from dither.simulation.devices import Clock
@@ -413,7 +413,7 @@ def _specs(
 
 def differing(specs: Sequence[Spec]) -> list[str]:
     """The keys in which specs differ, in the order of a spec."""
-    flat = [flatten(spec) for spec in specs]
+    flat = [spec.flat() for spec in specs]
     keys = dict.fromkeys(key for values in flat for key in values)
     return [key for key in keys if any(values.get(key) != flat[0].get(key) for values in flat[1:])]
 
