@@ -11,6 +11,7 @@ import sys
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from dither.cli import datasets, federations, look, plans, privacy, runs
 from dither.cli.common import OWN_PROCESS, Program, file_error, outlive_readers, print_error
@@ -60,9 +61,7 @@ def main() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def _top(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-) -> None:
+def _top(version: Annotated[bool, Option("--version", help="Print the version and exit.")] = False) -> None:
     if version:
         typer.echo(__version__)
         raise typer.Exit

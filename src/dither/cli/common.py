@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Self
 
 import click
 import typer
+from typer import Option
 from typer.core import TyperGroup
 
 from dither.errors import DitherError, ProcessError, SpecError
@@ -33,37 +34,32 @@ if TYPE_CHECKING:
 
 OWN_PROCESS = "own process"  # the context's object where a command has the process to itself
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only; the exit code tells the outcome.")]
+Json = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Print errors only; the exit code tells the outcome.")]
 DataDir = Annotated[
-    Path | None,
-    typer.Option("--data-dir", help="Folder with local copies of the data sets (or set $DITHER_DATA)."),
+    Path | None, Option("--data-dir", help="Folder with local copies of the data sets (or set $DITHER_DATA).")
 ]
 LedgerFile = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--ledger", help="Ledger to charge (default: your user ledger for your own data, none for public sets)."
     ),
 ]
 NewLedger = Annotated[
     bool,
-    typer.Option(
-        "--new-ledger", help="Allow a second account for records that another ledger of yours already has."
-    ),
+    Option("--new-ledger", help="Allow a second account for records that another ledger of yours already has."),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--set", metavar="KEY=VALUE", help="Change a key of the spec, e.g. privacy.epsilon=1. May be repeated."
     ),
 ]
-Delta = Annotated[float, typer.Option(help="δ of that ε.")]
-Task = Annotated[str, typer.Option(help="classification, regression, or auto: by the label's values.")]
-Classes = Annotated[str, typer.Option(help="Public classes of the label, separated by commas.")]
-Drop = Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Leave this column out.")]
-Keep = Annotated[
-    list[str] | None, typer.Option(metavar="COLUMN", help="Keep this column, whatever it looks like.")
-]
+Delta = Annotated[float, Option(help="δ of that ε.")]
+Task = Annotated[str, Option(help="classification, regression, or auto: by the label's values.")]
+Classes = Annotated[str, Option(help="Public classes of the label, separated by commas.")]
+Drop = Annotated[list[str] | None, Option(metavar="COLUMN", help="Leave this column out.")]
+Keep = Annotated[list[str] | None, Option(metavar="COLUMN", help="Keep this column, whatever it looks like.")]
 
 
 def presets(incomplete: str) -> list[str]:
@@ -252,12 +248,7 @@ def emit(value: Any, as_json: bool, quiet: bool) -> bool:
 
 
 def print_table(
-    rows: list[dict[str, Any]],
-    *,
-    as_json: bool = False,
-    quiet: bool = False,
-    title: str = "",
-    footer: str = "",
+    rows: list[dict[str, Any]], *, as_json: bool = False, quiet: bool = False, title: str = "", footer: str = ""
 ) -> None:
     if not emit(rows, as_json, quiet):
         return
@@ -454,7 +445,7 @@ def stop(advice: str) -> NoReturn:
 
 # Several processes
 
-_process_option = partial(typer.Option, rich_help_panel="Several processes (docs/performance.md)")
+_process_option = partial(Option, rich_help_panel="Several processes (docs/performance.md)")
 Processes = Annotated[
     int | None,
     _process_option(
@@ -465,8 +456,7 @@ Processes = Annotated[
 Process = Annotated[
     int | None,
     _process_option(
-        envvar="DITHER_PROCESS",
-        help="The number of this process, from 0. Process 0 writes and prints.",
+        envvar="DITHER_PROCESS", help="The number of this process, from 0. Process 0 writes and prints."
     ),
 ]
 Coordinator = Annotated[

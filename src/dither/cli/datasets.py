@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from dither.cli import common
 from dither.errors import SpecError
@@ -38,7 +39,7 @@ def data_list(as_json: common.Json = False, quiet: common.Quiet = False) -> None
 
 @app.command("get")
 def data_get(
-    name: Annotated[str, typer.Argument(help="A data set of `dither data list`.")],
+    name: Annotated[str, Argument(help="A data set of `dither data list`.")],
     data_dir: common.DataDir = None,
     as_json: common.Json = False,
     quiet: common.Quiet = False,
@@ -62,19 +63,17 @@ def data_get(
 # reason: one parameter an option, as Typer has it
 @app.command("describe")
 def data_describe(
-    name: Annotated[str, typer.Argument(help="A data set's name, your own file, or a folder of files.")],
-    label: Annotated[str, typer.Option(help="Label column of your own file.")] = "",
-    schema: Annotated[str, typer.Option(help="schema.toml of your own file.")] = "",
-    partition: Annotated[
-        str, typer.Option(help="iid, one-class, similarity, dirichlet, column or files.")
-    ] = "iid",
-    num_clients: Annotated[int, typer.Option("--clients", help="How many clients.")] = 10,
-    similarity: Annotated[float, typer.Option(help="Percent of i.i.d. records (partition=similarity).")] = 0.0,
-    alpha: Annotated[float, typer.Option(help="Concentration (partition=dirichlet).")] = 0.5,
-    column: Annotated[str, typer.Option(help="Column that names the client (partition=column).")] = "",
-    seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
+    name: Annotated[str, Argument(help="A data set's name, your own file, or a folder of files.")],
+    label: Annotated[str, Option(help="Label column of your own file.")] = "",
+    schema: Annotated[str, Option(help="schema.toml of your own file.")] = "",
+    partition: Annotated[str, Option(help="iid, one-class, similarity, dirichlet, column or files.")] = "iid",
+    num_clients: Annotated[int, Option("--clients", help="How many clients.")] = 10,
+    similarity: Annotated[float, Option(help="Percent of i.i.d. records (partition=similarity).")] = 0.0,
+    alpha: Annotated[float, Option(help="Concentration (partition=dirichlet).")] = 0.5,
+    column: Annotated[str, Option(help="Column that names the client (partition=column).")] = "",
+    seed: Annotated[int, Option(help="Seed of the partition.")] = 0,
     picture: Annotated[
-        Path | None, typer.Option(help="Where to save the picture (default: NAME-PARTITION.png).")
+        Path | None, Option(help="Where to save the picture (default: NAME-PARTITION.png).")
     ] = None,
     data_dir: common.DataDir = None,
     as_json: common.Json = False,
@@ -140,22 +139,22 @@ def data_describe(
 def data_schema(
     tables: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="TABLES...", help="A table (CSV, Parquet), several, or a folder or 'pattern' of such files."
         ),
     ],
-    label: Annotated[str, typer.Option(help="Label column.")],
-    out: Annotated[Path, typer.Option(help="Schema to write.")] = Path("schema.toml"),
+    label: Annotated[str, Option(help="Label column.")],
+    out: Annotated[Path, Option(help="Schema to write.")] = Path("schema.toml"),
     task: common.Task = "auto",
     drop: common.Drop = None,
     keep: common.Keep = None,
     public: Annotated[
-        bool, typer.Option("--public", help="The records are public, and so is what is read from them.")
+        bool, Option("--public", help="The records are public, and so is what is read from them.")
     ] = False,
     private: Annotated[
-        bool, typer.Option("--private", help="Estimate it with noise, at --epsilon: only the header is public.")
+        bool, Option("--private", help="Estimate it with noise, at --epsilon: only the header is public.")
     ] = False,
-    epsilon: Annotated[float | None, typer.Option(help="ε of a private schema.")] = None,
+    epsilon: Annotated[float | None, Option(help="ε of a private schema.")] = None,
     delta: common.Delta = 1e-5,
     classes: common.Classes = "",
     ledger: common.LedgerFile = None,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from dither.cli import common
 from dither.errors import ConfigError, FederationError
@@ -23,42 +24,34 @@ app = typer.Typer(
     help="A real federation: keys, certificates, and whether a party can take part.", no_args_is_help=True
 )
 ServerFolder = Annotated[
-    Path,
-    typer.Option("--federation", metavar="DIR", help="The server's folder from `dither federation init`."),
+    Path, Option("--federation", metavar="DIR", help="The server's folder from `dither federation init`.")
 ]
-MadeFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder that init made, with its ca.")]
-Hosts = Annotated[
-    list[str] | None, typer.Option("--host", help="Name or address under which parties reach the server.")
-]
+MadeFolder = Annotated[Path, Argument(metavar="DIR", help="The folder that init made, with its ca.")]
+Hosts = Annotated[list[str] | None, Option("--host", help="Name or address under which parties reach the server.")]
 Transport = Annotated[
-    str, typer.Option(help="What carries messages: flower, or nvflare (NVIDIA FLARE, for many parties).")
+    str, Option(help="What carries messages: flower, or nvflare (NVIDIA FLARE, for many parties).")
 ]
-Days = Annotated[int, typer.Option(help="Days until the server's certificate expires.")]
+Days = Annotated[int, Option(help="Days until the server's certificate expires.")]
 PartyFolder = Annotated[
-    Path,
-    typer.Option("--federation", metavar="DIR", help="Your party's folder from `dither federation init`."),
+    Path, Option("--federation", metavar="DIR", help="Your party's folder from `dither federation init`.")
 ]
 
 
 # reason: one parameter an option, as Typer has it
 def serve(
-    what: Annotated[str, typer.Argument(metavar="PRESET | SPEC.toml", help="What to train.")],
+    what: Annotated[str, Argument(metavar="PRESET | SPEC.toml", help="What to train.")],
     federation: ServerFolder,
-    address: Annotated[str, typer.Option(help="Where to listen: HOST:PORT.")] = "127.0.0.1:9440",
-    out: Annotated[
-        Path | None, typer.Option(help="Run folder; one that a server left behind is continued.")
-    ] = None,
+    address: Annotated[str, Option(help="Where to listen: HOST:PORT.")] = "127.0.0.1:9440",
+    out: Annotated[Path | None, Option(help="Run folder; one that a server left behind is continued.")] = None,
     settings: common.Settings = None,
     min_clients: Annotated[
-        int | None, typer.Option(help="Smallest number of answers for a round (federation.min_clients).")
+        int | None, Option(help="Smallest number of answers for a round (federation.min_clients).")
     ] = None,
     without: Annotated[
-        list[str] | None, typer.Option("--without", metavar="PARTY", help="Leave a party out of this run.")
+        list[str] | None, Option("--without", metavar="PARTY", help="Leave a party out of this run.")
     ] = None,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for the parties to connect and agree.")] = 3600.0,
-    health: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Answer GET /health there, in plain HTTP.")
-    ] = "",
+    wait: Annotated[float, Option(help="Seconds to wait for the parties to connect and agree.")] = 3600.0,
+    health: Annotated[str, Option(metavar="HOST:PORT", help="Answer GET /health there, in plain HTTP.")] = "",
     data_dir: common.DataDir = None,
     as_json: common.Json = False,
     quiet: common.Quiet = False,
@@ -98,38 +91,36 @@ def _health_endpoint(address: str, folder: Path) -> Any:
 
 # reason: one parameter an option, as Typer has it
 def join(
-    data: Annotated[Path, typer.Option("--data", help="Your records: .csv, .parquet or .npz. They stay here.")],
+    data: Annotated[Path, Option("--data", help="Your records: .csv, .parquet or .npz. They stay here.")],
     federation: PartyFolder,
-    server: Annotated[str, typer.Option(help="Where the server is: HOST:PORT.")] = "127.0.0.1:9440",
-    label: Annotated[
-        str, typer.Option(help="Label column (default: the one the federation's schema names).")
-    ] = "",
+    server: Annotated[str, Option(help="Where the server is: HOST:PORT.")] = "127.0.0.1:9440",
+    label: Annotated[str, Option(help="Label column (default: the one the federation's schema names).")] = "",
     ledger: common.LedgerFile = None,
     new_ledger: common.NewLedger = False,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Approve the first agreement that is offered, without asking.")
+        bool, Option("--yes", help="Approve the first agreement that is offered, without asking.")
     ] = False,
     approve: Annotated[
-        str, typer.Option(metavar="DIGEST", help="Approve the agreement with this digest, without asking.")
+        str, Option(metavar="DIGEST", help="Approve the agreement with this digest, without asking.")
     ] = "",
     method: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE.py", help="A method's file that the agreement may name. Read it first."),
+        Option(metavar="FILE.py", help="A method's file that the agreement may name. Read it first."),
     ] = None,
     model: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE.py", help="A model's file that the agreement may name. Read it first."),
+        Option(metavar="FILE.py", help="A model's file that the agreement may name. Read it first."),
     ] = None,
     epsilon: Annotated[
         float | None,
-        typer.Option(help="The most ε that a run may cost a record here; a run that would cost more is refused."),
+        Option(help="The most ε that a run may cost a record here; a run that would cost more is refused."),
     ] = None,
-    delta: Annotated[float, typer.Option(help="The largest δ at which --epsilon counts.")] = 1e-5,
-    test: Annotated[bool, typer.Option("--test", help="Accept noise from a public seed: no protection.")] = False,
-    patience: Annotated[float, typer.Option(help="Seconds to keep trying without a connection.")] = 3600.0,
-    idle: Annotated[float, typer.Option(help="Seconds to wait for a request from the server.")] = 86400.0,
+    delta: Annotated[float, Option(help="The largest δ at which --epsilon counts.")] = 1e-5,
+    test: Annotated[bool, Option("--test", help="Accept noise from a public seed: no protection.")] = False,
+    patience: Annotated[float, Option(help="Seconds to keep trying without a connection.")] = 3600.0,
+    idle: Annotated[float, Option(help="Seconds to wait for a request from the server.")] = 86400.0,
     behind_supernode: Annotated[
-        bool, typer.Option("--behind-supernode", help="Serve a Flower SuperNode on this machine.")
+        bool, Option("--behind-supernode", help="Serve a Flower SuperNode on this machine.")
     ] = False,
     as_json: common.Json = False,
     quiet: common.Quiet = False,
@@ -221,18 +212,18 @@ def agreed_name(folder: Path) -> str:
 # reason: one parameter an option, as Typer has it
 @app.command("init")
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make.")],
+    folder: Annotated[Path, Argument(metavar="DIR", help="Folder to make.")],
     parties: Annotated[
-        str, typer.Option(help="Names of the parties, separated by commas: their keys are made here, too.")
+        str, Option(help="Names of the parties, separated by commas: their keys are made here, too.")
     ] = "",
     requests: Annotated[
         list[Path] | None,
-        typer.Option("--request", metavar="FILE", help="A party's request (`dither federation request`)."),
+        Option("--request", metavar="FILE", help="A party's request (`dither federation request`)."),
     ] = None,
     host: Hosts = None,
     days: Days = 825,
     transport: Transport = "flower",
-    port: Annotated[int, typer.Option(help="Port of the server (nvflare).")] = 9440,
+    port: Annotated[int, Option(help="Port of the server (nvflare).")] = 9440,
     as_json: common.Json = False,
     quiet: common.Quiet = False,
 ) -> None:
@@ -308,10 +299,8 @@ def _print_members(folder: Path, keyring: Any, *, as_json: bool, quiet: bool) ->
 
 @app.command("request")
 def request(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Your party's name in the federation.")],
-    folder: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Folder to make (default: NAME).")
-    ] = None,
+    name: Annotated[str, Argument(metavar="NAME", help="Your party's name in the federation.")],
+    folder: Annotated[Path | None, Option("--out", metavar="DIR", help="Folder to make (default: NAME).")] = None,
     transport: Transport = "flower",
     as_json: common.Json = False,
     quiet: common.Quiet = False,
@@ -336,7 +325,7 @@ def request(
 
 @app.command("accept")
 def accept(
-    invitation: Annotated[Path, typer.Argument(metavar="FILE", help="The organiser's invitation.")],
+    invitation: Annotated[Path, Argument(metavar="FILE", help="The organiser's invitation.")],
     federation: PartyFolder,
     as_json: common.Json = False,
     quiet: common.Quiet = False,
@@ -367,7 +356,7 @@ def accept(
 @app.command("add")
 def add(
     folder: MadeFolder,
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="The new party's request.")],
+    path: Annotated[Path, Argument(metavar="FILE", help="The new party's request.")],
     as_json: common.Json = False,
     quiet: common.Quiet = False,
 ) -> None:
@@ -383,7 +372,7 @@ def add(
 @app.command("revoke")
 def revoke(
     folder: MadeFolder,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The party to take out.")],
+    name: Annotated[str, Argument(metavar="NAME", help="The party to take out.")],
     as_json: common.Json = False,
     quiet: common.Quiet = False,
 ) -> None:
@@ -395,7 +384,7 @@ def revoke(
 
 @app.command("status")
 def status(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, or a server's or party's folder.")],
+    folder: Annotated[Path, Argument(metavar="DIR", help="A run folder, or a server's or party's folder.")],
     as_json: common.Json = False,
     quiet: common.Quiet = False,
 ) -> None:
@@ -413,7 +402,7 @@ def status(
 
 @app.command("verify")
 def verify(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a party's folder of a run.")],
+    folder: Annotated[Path, Argument(metavar="RUN", help="A run folder, or a party's folder of a run.")],
     federation: PartyFolder,
     as_json: common.Json = False,
     quiet: common.Quiet = False,
@@ -464,9 +453,9 @@ def renew(
 @app.command("check")
 def check(
     federation: PartyFolder,
-    data: Annotated[Path | None, typer.Option("--data", help="Your records.")] = None,
-    label: Annotated[str, typer.Option(help="Label column.")] = "",
-    server: Annotated[str, typer.Option(help="Where the server is: HOST:PORT.")] = "",
+    data: Annotated[Path | None, Option("--data", help="Your records.")] = None,
+    label: Annotated[str, Option(help="Label column.")] = "",
+    server: Annotated[str, Option(help="Where the server is: HOST:PORT.")] = "",
     ledger: common.LedgerFile = None,
     as_json: common.Json = False,
     quiet: common.Quiet = False,
@@ -494,11 +483,11 @@ def check(
 def demo(
     folder: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--out", help="Folder for it (default: runs/federation-demo-TIME); one that was stopped is continued."
         ),
     ] = None,
-    parties: Annotated[int, typer.Option(min=3, max=64, help="How many institutions.")] = 4,
+    parties: Annotated[int, Option(min=3, max=64, help="How many institutions.")] = 4,
     transport: Transport = "flower",
     data_dir: common.DataDir = None,
     as_json: common.Json = False,

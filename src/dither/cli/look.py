@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
+from typer import Argument, Option
 
 from dither.cli import common
 from dither.errors import DitherError, SpecError
@@ -37,38 +38,35 @@ _COLOURS = {"holds": "green", "fails": "red", "inconclusive": "yellow", "not jud
 def reproduce(
     what: Annotated[
         list[str] | None,
-        typer.Argument(metavar="all | PAPER | PAPER/figN", help="What to reproduce (default: all 27 figures)."),
+        Argument(metavar="all | PAPER | PAPER/figN", help="What to reproduce (default: all 27 figures)."),
     ] = None,
     scale: Annotated[
-        str,
-        typer.Option(help="smoke (a minute, stand-in data), quick (within 20 minutes on 2 cores) or full."),
+        str, Option(help="smoke (a minute, stand-in data), quick (within 20 minutes on 2 cores) or full.")
     ] = "quick",
-    out: Annotated[Path, typer.Option(help="Folder for pictures, CSVs and report.html.")] = Path("reproduced"),
-    listed: Annotated[bool, typer.Option("--list", help="List the figures and their criteria.")] = False,
+    out: Annotated[Path, Option(help="Folder for pictures, CSVs and report.html.")] = Path("reproduced"),
+    listed: Annotated[bool, Option("--list", help="List the figures and their criteria.")] = False,
     cache: Annotated[
-        Path | None, typer.Option(help="Folder of finished runs (default: $DITHER_CACHE or the platform's).")
+        Path | None, Option(help="Folder of finished runs (default: $DITHER_CACHE or the platform's).")
     ] = None,
-    no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="Compute everything again and keep nothing.")
-    ] = False,
+    no_cache: Annotated[bool, Option("--no-cache", help="Compute everything again and keep nothing.")] = False,
     only_compute: Annotated[
-        bool, typer.Option("--only-compute", help="Fill the cache and stop; draw the report later.")
+        bool, Option("--only-compute", help="Fill the cache and stop; draw the report later.")
     ] = False,
     robust: Annotated[
         str,
-        typer.Option(
+        Option(
             "--robustness",
             metavar="SCALE",
             help="Also judge each finding with open settings changed, at this scale.",
         ),
     ] = "",
     minutes: Annotated[
-        float, typer.Option(help="Start no further batch of runs after this many minutes; 0: no limit.")
+        float, Option(help="Start no further batch of runs after this many minutes; 0: no limit.")
     ] = 0.0,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the figures.")] = 1,
+    jobs: Annotated[int, Option(min=1, help="Processes that share the figures.")] = 1,
     against: Annotated[
         Path | None,
-        typer.Option(metavar="REPORT.json", help="Also list criteria that another report decides differently."),
+        Option(metavar="REPORT.json", help="Also list criteria that another report decides differently."),
     ] = None,
     data_dir: common.DataDir = None,
     as_json: common.Json = False,
@@ -178,22 +176,22 @@ def _coloured(status: str) -> str:
 
 # reason: each parameter is an option of the command
 def web(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with run folders.")] = Path("runs"),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any free port.")] = 8765,
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="Folder with run folders.")] = Path("runs"),
+    port: Annotated[int, Option(min=0, max=65535, help="Port; 0 for any free port.")] = 8765,
     host: Annotated[
-        str, typer.Option(help="Address to listen on. Visitors of any but a loopback address need a token.")
+        str, Option(help="Address to listen on. Visitors of any but a loopback address need a token.")
     ] = "127.0.0.1",
-    open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
-    reports: Annotated[Path, typer.Option(help="Folder with reports of dither reproduce.")] = Path("reproduced"),
+    open_browser: Annotated[bool, Option("--open/--no-open", help="Open the page in a browser.")] = True,
+    reports: Annotated[Path, Option(help="Folder with reports of dither reproduce.")] = Path("reproduced"),
     ledger: Annotated[
-        Path | None, typer.Option("--ledger", help="Ledger to read budgets from (default: yours).")
+        Path | None, Option("--ledger", help="Ledger to read budgets from (default: yours).")
     ] = None,
     data_dir: common.DataDir = None,
     own_data: Annotated[
-        bool, typer.Option("--own-data", help="Open the tables that runs name, to compute cohorts and ε by round.")
+        bool, Option("--own-data", help="Open the tables that runs name, to compute cohorts and ε by round.")
     ] = False,
     as_json: common.Json = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the address.")] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Print only the address.")] = False,
 ) -> None:
     """Look at runs, plans and privacy in a browser. Nothing is sent to any other host."""
     if not folder.is_dir():
@@ -280,16 +278,7 @@ def _exit_at_once() -> None:
 
 # dither doctor: what is installed, what is missing, and the command for it.
 
-_NEEDED = (
-    "jax",
-    "numpy",
-    "scipy",
-    "pandas",
-    "scikit-learn",
-    "matplotlib",
-    "cryptography",
-    "dp-accounting",
-)
+_NEEDED = ("jax", "numpy", "scipy", "pandas", "scikit-learn", "matplotlib", "cryptography", "dp-accounting")
 _EXTRAS = {"deploy": "flwr", "web": "fastapi", "pdf": "fpdf2", "docs": "mkdocs-material"}
 
 

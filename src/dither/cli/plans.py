@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from dither.cli import common
 from dither.errors import SpecError
@@ -16,42 +16,35 @@ if TYPE_CHECKING:
 
 # reason: one parameter per option of the command
 def plan(
-    method: Annotated[
-        str, typer.Argument(metavar="METHOD", help="A method or preset, or a SPEC.toml to start from.")
-    ],
-    epsilon: Annotated[float, typer.Option(help="Largest proven ε of the whole run.")],
+    method: Annotated[str, Argument(metavar="METHOD", help="A method or preset, or a SPEC.toml to start from.")],
+    epsilon: Annotated[float, Option(help="Largest proven ε of the whole run.")],
     delta: common.Delta = 1e-5,
-    clients: Annotated[int | None, typer.Option(help="Number of clients (default: the preset's).")] = None,
-    records: Annotated[int | None, typer.Option(help="Number of private training records.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model (default: the preset's).")] = None,
-    dim: Annotated[int | None, typer.Option(help="Number of model parameters, if there is no proxy.")] = None,
-    proxy: Annotated[str, typer.Option(help="Public data to plan on: the name of a data set, or a file.")] = "",
+    clients: Annotated[int | None, Option(help="Number of clients (default: the preset's).")] = None,
+    records: Annotated[int | None, Option(help="Number of private training records.")] = None,
+    model: Annotated[str | None, Option(help="Model (default: the preset's).")] = None,
+    dim: Annotated[int | None, Option(help="Number of model parameters, if there is no proxy.")] = None,
+    proxy: Annotated[str, Option(help="Public data to plan on: the name of a data set, or a file.")] = "",
     public_fraction: Annotated[
-        float, typer.Option(help="Share of the proxy that is public; the plan is for the rest.")
+        float, Option(help="Share of the proxy that is public; the plan is for the rest.")
     ] = 0.0,
-    mode: Annotated[
-        str, typer.Option(help="theory, empirical, or auto: theory unless its bound is vacuous.")
-    ] = "auto",
-    view: Annotated[str, typer.Option(help="What the adversary sees: upload, sum, broadcast, final.")] = "upload",
+    mode: Annotated[str, Option(help="theory, empirical, or auto: theory unless its bound is vacuous.")] = "auto",
+    view: Annotated[str, Option(help="What the adversary sees: upload, sum, broadcast, final.")] = "upload",
     adjacency: Annotated[
-        str, typer.Option(help="zero-out, replace-one, add/remove, or auto: what the spec says.")
+        str, Option(help="zero-out, replace-one, add/remove, or auto: what the spec says.")
     ] = "auto",
     grid: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=A,B,C", help="Values to try, e.g. num_rounds=10,20,50.")
+        list[str] | None, Option(metavar="KEY=A,B,C", help="Values to try, e.g. num_rounds=10,20,50.")
     ] = None,
     constant: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="A known constant of the loss, e.g. smoothness=1.5."),
+        list[str] | None, Option(metavar="NAME=VALUE", help="A known constant of the loss, e.g. smoothness=1.5.")
     ] = None,
-    metric: Annotated[str, typer.Option(help="What to optimise when measuring: accuracy or loss.")] = "accuracy",
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds for the last candidates.")] = 5,
-    quick: Annotated[bool, typer.Option("--quick", help="Use a small grid, for a first impression.")] = False,
-    anyway: Annotated[bool, typer.Option("--anyway", help="Plan even if noise drowns all signal.")] = False,
+    metric: Annotated[str, Option(help="What to optimise when measuring: accuracy or loss.")] = "accuracy",
+    seeds: Annotated[int, Option(min=1, help="Number of seeds for the last candidates.")] = 5,
+    quick: Annotated[bool, Option("--quick", help="Use a small grid, for a first impression.")] = False,
+    anyway: Annotated[bool, Option("--anyway", help="Plan even if noise drowns all signal.")] = False,
     settings: common.Settings = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Write the plan to this file, as a spec for dither run.")
-    ] = None,
-    picture: Annotated[Path | None, typer.Option(help="Draw the plan (.png, .pdf or .svg).")] = None,
+    out: Annotated[Path | None, Option(help="Write the plan to this file, as a spec for dither run.")] = None,
+    picture: Annotated[Path | None, Option(help="Draw the plan (.png, .pdf or .svg).")] = None,
     data_dir: common.DataDir = None,
     as_json: common.Json = False,
     quiet: common.Quiet = False,

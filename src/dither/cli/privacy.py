@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from dither.cli import common
 from dither.errors import ConfigError, SpecError
@@ -21,31 +22,25 @@ if TYPE_CHECKING:
 budget = typer.Typer(
     help="Show and set privacy budgets: what was spent on which data, and how much may be.", no_args_is_help=True
 )
-Data = Annotated[str, typer.Argument(metavar="DATA", help="Your own file, or the name of a data set.")]
-Known = Annotated[str, typer.Argument(metavar="KNOWN", help="A data set of the ledger: its id, name or file.")]
+Data = Annotated[str, Argument(metavar="DATA", help="Your own file, or the name of a data set.")]
+Known = Annotated[str, Argument(metavar="KNOWN", help="A data set of the ledger: its id, name or file.")]
 VIOLATION = 5  # exit code
 
 
 # reason: one parameter an option, as Typer has it
 def account(
     run_folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN", help="A run folder, a preset or a spec file.", autocompletion=common.presets
-        ),
+        Path, Argument(metavar="RUN", help="A run folder, a preset or a spec file.", autocompletion=common.presets)
     ],
     settings: common.Settings = None,
     data_dir: common.DataDir = None,
     ledger: common.LedgerFile = None,
     every_recipe: Annotated[
         bool,
-        typer.Option(
-            "--every-recipe", help="Also list every bound that was tried, with the reason for each refusal."
-        ),
+        Option("--every-recipe", help="Also list every bound that was tried, with the reason for each refusal."),
     ] = False,
     ex_ante: Annotated[
-        bool,
-        typer.Option("--ex-ante", help="Also list the bounds that hold before the cohorts are drawn at random."),
+        bool, Option("--ex-ante", help="Also list the bounds that hold before the cohorts are drawn at random.")
     ] = False,
     as_json: common.Json = False,
     quiet: common.Quiet = False,
@@ -155,7 +150,7 @@ def _distinct(rows: Sequence[ProvenRow]) -> list[ProvenRow]:
 def audit(
     what: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             metavar="METHOD | SPEC.toml | RUN",
             help="A preset, a spec or a run folder to attack.",
             autocompletion=common.presets,
@@ -164,23 +159,21 @@ def audit(
     ] = None,
     view: Annotated[
         list[str] | None,
-        typer.Option("--view", help="What the adversary sees: upload, sum, broadcast, final (default: all)."),
+        Option("--view", help="What the adversary sees: upload, sum, broadcast, final (default: all)."),
     ] = None,
-    trials: Annotated[int, typer.Option(help="Trials with the record, and as many without.")] = 10_000,
-    confidence: Annotated[float, typer.Option(help="Probability with which each attacked ε holds.")] = 0.95,
-    canaries: Annotated[int, typer.Option(help="Also one run with this many canaries; 0: none.")] = 0,
+    trials: Annotated[int, Option(help="Trials with the record, and as many without.")] = 10_000,
+    confidence: Annotated[float, Option(help="Probability with which each attacked ε holds.")] = 0.95,
+    canaries: Annotated[int, Option(help="Also one run with this many canaries; 0: none.")] = 0,
     rounds: Annotated[
-        int | None,
-        typer.Option(min=1, help="Look at the target's first rounds only (default: all that fit a minute)."),
+        int | None, Option(min=1, help="Look at the target's first rounds only (default: all that fit a minute).")
     ] = None,
     settings: common.Settings = None,
-    seed: Annotated[int, typer.Option(help="Seed of the trials, or of the first random spec.")] = 0,
+    seed: Annotated[int, Option(help="Seed of the trials, or of the first random spec.")] = 0,
     fuzz: Annotated[
-        int | None, typer.Option(metavar="N", help="Attack N random specs instead of one that is given.")
+        int | None, Option(metavar="N", help="Attack N random specs instead of one that is given.")
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for audit.json and pictures (default: the run's own)."),
+        Path | None, Option(help="Folder for audit.json and pictures (default: the run's own).")
     ] = None,
     data_dir: common.DataDir = None,
     as_json: common.Json = False,
@@ -321,13 +314,13 @@ def _adversary(row: AuditRow) -> str:
 @budget.command("show")
 def budget_show(
     data: Annotated[
-        str | None, typer.Argument(metavar="DATA", help="Your own file, or a data set's name.")
+        str | None, Argument(metavar="DATA", help="Your own file, or a data set's name.")
     ] = None,
     ledger_file: common.LedgerFile = None,
-    delta: Annotated[float, typer.Option(help="δ for data sets without a budget.")] = 1e-5,
+    delta: Annotated[float, Option(help="δ for data sets without a budget.")] = 1e-5,
     federation: Annotated[
         Path | None,
-        typer.Option("--federation", metavar="DIR", help="A party's folder: take δ, view and neighbours from its "
+        Option("--federation", metavar="DIR", help="A party's folder: take δ, view and neighbours from its "
                      "approved agreement where no budget is set."),
     ] = None,
     as_json: common.Json = False,
@@ -380,18 +373,14 @@ def budget_show(
 @budget.command("set")
 def budget_set(
     data: Data,
-    epsilon: Annotated[float, typer.Option(help="Largest proven ε of everything ever released.")],
+    epsilon: Annotated[float, Option(help="Largest proven ε of everything ever released.")],
     delta: common.Delta = 1e-5,
-    view: Annotated[
-        str, typer.Option(help="What the adversary sees: upload, sum, broadcast or final.")
-    ] = "upload",
-    adjacency: Annotated[str, typer.Option(help="zero-out, replace-one or add/remove.")] = "zero-out",
-    client: Annotated[str | None, typer.Option(help="One client of a column partition (default: all).")] = None,
-    id: Annotated[
-        str, typer.Option(help="Your name for these records: files with one name are charged together.")
-    ] = "",
+    view: Annotated[str, Option(help="What the adversary sees: upload, sum, broadcast or final.")] = "upload",
+    adjacency: Annotated[str, Option(help="zero-out, replace-one or add/remove.")] = "zero-out",
+    client: Annotated[str | None, Option(help="One client of a column partition (default: all).")] = None,
+    id: Annotated[str, Option(help="Your name for these records: files with one name are charged together.")] = "",
     ledger_file: common.LedgerFile = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Raise a budget without confirmation.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Raise a budget without confirmation.")] = False,
     as_json: common.Json = False,
     quiet: common.Quiet = False,
 ) -> None:
@@ -438,7 +427,7 @@ def budget_other(
     data: Data,
     known: Known,
     ledger_file: common.LedgerFile = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Declare it without confirmation.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Declare it without confirmation.")] = False,
     as_json: common.Json = False,
     quiet: common.Quiet = False,
 ) -> None:
@@ -462,9 +451,7 @@ def budget_other(
 
 @budget.command("history")
 def budget_history(
-    data: Annotated[
-        str | None, typer.Argument(metavar="DATA", help="Your own file, or a data set's name.")
-    ] = None,
+    data: Annotated[str | None, Argument(metavar="DATA", help="Your own file, or a data set's name.")] = None,
     ledger_file: common.LedgerFile = None,
     as_json: common.Json = False,
     quiet: common.Quiet = False,
@@ -548,11 +535,11 @@ def _data_id(ledger: Any, data: str) -> str:
 
 
 def statement(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    run: Annotated[Path, Argument(metavar="RUN", help="The folder of a finished run.")],
     out: Annotated[
-        Path | None, typer.Option(help="A new file that ends in .md, .html, .pdf or .json (default: print it).")
+        Path | None, Option(help="A new file that ends in .md, .html, .pdf or .json (default: print it).")
     ] = None,
-    party: Annotated[str, typer.Option(help="One institution of a federation.")] = "",
+    party: Annotated[str, Option(help="One institution of a federation.")] = "",
     ledger: common.LedgerFile = None,
     as_json: common.Json = False,
     quiet: common.Quiet = False,
@@ -570,9 +557,7 @@ def statement(
 def check(
     file: Annotated[
         Path,
-        typer.Argument(
-            metavar="FILE", help="A description (.toml), an Opacus accountant (.json), or an event's text."
-        ),
+        Argument(metavar="FILE", help="A description (.toml), an Opacus accountant (.json), or an event's text."),
     ],
     settings: common.Settings = None,
     as_json: common.Json = False,
@@ -593,11 +578,11 @@ def check(
 # reason: one parameter an option, as Typer has it
 def stats(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="One table for each institution (CSV or Parquet).")
+        list[Path], Argument(metavar="FILE...", help="One table for each institution (CSV or Parquet).")
     ],
-    epsilon: Annotated[float, typer.Option(help="ε of all these statistics together.")],
+    epsilon: Annotated[float, Option(help="ε of all these statistics together.")],
     delta: common.Delta = 1e-5,
-    columns: Annotated[str, typer.Option(help="Names of columns, separated by commas (default: all).")] = "",
+    columns: Annotated[str, Option(help="Names of columns, separated by commas (default: all).")] = "",
     ledger: common.LedgerFile = None,
     new_ledger: common.NewLedger = False,
     as_json: common.Json = False,

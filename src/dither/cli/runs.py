@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from dither.cli import common
 from dither.cli.privacy import print_split
@@ -29,7 +30,7 @@ def run(
     context: typer.Context,
     what: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="[PRESET | SPEC.toml | TABLES...]",
             help="What to run (default: adult). TABLES: your own table, several (one for each institution), or a "
             "folder of them.",
@@ -37,19 +38,15 @@ def run(
         ),
     ] = None,
     settings: common.Settings = None,
-    label: Annotated[str, typer.Option(metavar="COLUMN", help="Label column of TABLES.")] = "",
-    seed: Annotated[
-        int | None, typer.Option(help="Seed for the partition, model, cohorts, batches and noise.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Run folder to create (default: runs/METHOD-DATA-TIME).")
-    ] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue an interrupted run folder.")] = None,
+    label: Annotated[str, Option(metavar="COLUMN", help="Label column of TABLES.")] = "",
+    seed: Annotated[int | None, Option(help="Seed for the partition, model, cohorts, batches and noise.")] = None,
+    out: Annotated[Path | None, Option(help="Run folder to create (default: runs/METHOD-DATA-TIME).")] = None,
+    resume: Annotated[Path | None, Option(metavar="DIR", help="Continue an interrupted run folder.")] = None,
     data_dir: common.DataDir = None,
     ledger: common.LedgerFile = None,
     new_ledger: common.NewLedger = False,
     checkpoint_seconds: Annotated[
-        float, typer.Option(min=0, help="Minimum seconds between checkpoints; 0 writes one at every evaluation.")
+        float, Option(min=0, help="Minimum seconds between checkpoints; 0 writes one at every evaluation.")
     ] = 5.0,
     processes: common.Processes = None,
     process: common.Process = None,
@@ -120,9 +117,7 @@ def _how_to_resume(folder: Path | None) -> str:
 
 
 def presets(
-    name: Annotated[
-        str | None, typer.Argument(help="Print this preset as TOML.", autocompletion=common.presets)
-    ] = None,
+    name: Annotated[str | None, Argument(help="Print this preset as TOML.", autocompletion=common.presets)] = None,
     as_json: common.Json = False,
     quiet: common.Quiet = False,
 ) -> None:
@@ -139,7 +134,7 @@ def presets(
 
 
 def keys(
-    method: Annotated[str | None, typer.Argument(help="Also list the constants of this method.")] = None,
+    method: Annotated[str | None, Argument(help="Also list the constants of this method.")] = None,
     as_json: common.Json = False,
     quiet: common.Quiet = False,
 ) -> None:
@@ -155,15 +150,13 @@ def keys(
 
 
 def evaluate(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
+    run_folder: Annotated[Path, Argument(metavar="RUN", help="A finished run folder.")],
     data: Annotated[
         list[Path],
-        typer.Option(
-            "--data", help="Records with labels: CSV, Parquet, npz or a folder; with --epsilon also several."
-        ),
+        Option("--data", help="Records with labels: CSV, Parquet, npz or a folder; with --epsilon also several."),
     ],
     epsilon: Annotated[
-        float | None, typer.Option(help="Score privately with this ε, one file for each institution.")
+        float | None, Option(help="Score privately with this ε, one file for each institution.")
     ] = None,
     delta: common.Delta = 1e-5,
     ledger: common.LedgerFile = None,
@@ -214,14 +207,12 @@ def evaluate(
 
 
 def predict(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
-    data: Annotated[Path, typer.Option("--data", help="Records: CSV, Parquet, npz or a folder.")],
-    out: Annotated[
-        Path, typer.Option("--out", help="CSV to write: the class and its probabilities; - prints it.")
-    ],
+    run_folder: Annotated[Path, Argument(metavar="RUN", help="A finished run folder.")],
+    data: Annotated[Path, Option("--data", help="Records: CSV, Parquet, npz or a folder.")],
+    out: Annotated[Path, Option("--out", help="CSV to write: the class and its probabilities; - prints it.")],
     ids: Annotated[
         list[str] | None,
-        typer.Option("--id", metavar="COLUMN", help="Copy this column (a record's number, say) into the CSV."),
+        Option("--id", metavar="COLUMN", help="Copy this column (a record's number, say) into the CSV."),
     ] = None,
     as_json: common.Json = False,
     quiet: common.Quiet = False,
@@ -267,28 +258,28 @@ def predict(
 def start(
     tables: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="TABLES...",
             help="Your own table (CSV, Parquet), several (one for each institution), or a folder of them.",
         ),
     ],
     label: Annotated[
-        str, typer.Option(metavar="COLUMN", help="Label column (default: by the header; you are asked).")
+        str, Option(metavar="COLUMN", help="Label column (default: by the header; you are asked).")
     ] = "",
-    epsilon: Annotated[float, typer.Option(help="The one ε that covers everything.")] = 1.0,
-    delta: Annotated[float, typer.Option(help="δ of that ε (default: below one over the records).")] = 0.0,
+    epsilon: Annotated[float, Option(help="The one ε that covers everything.")] = 1.0,
+    delta: Annotated[float, Option(help="δ of that ε (default: below one over the records).")] = 0.0,
     split: Annotated[
-        str, typer.Option(help="Percent of the budget (μ²) for schema, training and evaluation.")
+        str, Option(help="Percent of the budget (μ²) for schema, training and evaluation.")
     ] = "5,85,10",
     task: common.Task = "auto",
     classes: common.Classes = "",
     drop: common.Drop = None,
     keep: common.Keep = None,
     settings: common.Settings = None,
-    out: Annotated[Path | None, typer.Option(help="Folder to create (default: runs/start-TIME).")] = None,
+    out: Annotated[Path | None, Option(help="Folder to create (default: runs/start-TIME).")] = None,
     ledger: common.LedgerFile = None,
     new_ledger: common.NewLedger = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Ask nothing.")] = False,
     as_json: common.Json = False,
     quiet: common.Quiet = False,
 ) -> None:
@@ -353,10 +344,10 @@ def _print_project(done: Project) -> None:
 
 # reason: one parameter per option of the command
 def sweep(
-    what: Annotated[str, typer.Argument(metavar="PRESET | SPEC.toml", help="What every run starts from.")],
+    what: Annotated[str, Argument(metavar="PRESET | SPEC.toml", help="What every run starts from.")],
     vary: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--vary",
             metavar="KEY=VALUES",
             help="Values of a key: privacy.epsilon=0.1,1 or seed=0:5 (0 to 4). Repeat it for more keys.",
@@ -364,12 +355,10 @@ def sweep(
     ] = None,
     settings: common.Settings = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Folder to create or to continue (default: sweeps/METHOD-DATA-TIME)."),
+        Path | None, Option(help="Folder to create or to continue (default: sweeps/METHOD-DATA-TIME).")
     ] = None,
     max_memory: Annotated[
-        str | None,
-        typer.Option(metavar="BYTES", help="Memory limit for runs that train side by side, e.g. 4GB."),
+        str | None, Option(metavar="BYTES", help="Memory limit for runs that train side by side, e.g. 4GB.")
     ] = None,
     data_dir: common.DataDir = None,
     ledger: common.LedgerFile = None,

@@ -95,11 +95,7 @@ def evaluate_privately(
 
 
 def private_scores(
-    counter: Counter,
-    classes: Sequence[str],
-    bounds: tuple[float, float] | None,
-    epsilon: float,
-    delta: float,
+    counter: Counter, classes: Sequence[str], bounds: tuple[float, float] | None, epsilon: float, delta: float
 ) -> PrivateScores:
     """Scores from the counts of scored tables (`scored_table`)."""
     if not classes:

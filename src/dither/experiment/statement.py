@@ -204,10 +204,7 @@ def _in_short(report: Report, row: ProvenRow) -> Section:
 
 def _protected(report: Report, row: ProvenRow, party: str) -> Section:
     unit = "all records of one institution together" if _is_client(row) else "one record (one row of a table)"
-    answer = [
-        f"Unit of privacy: {unit}.",
-        f"What stays uncertain: {_NEIGHBOURS[row.adjacency]}.",
-    ]
+    answer = [f"Unit of privacy: {unit}.", f"What stays uncertain: {_NEIGHBOURS[row.adjacency]}."]
     if not _is_client(row):
         answer.append(
             "A person with k records is protected less: ε grows to at most k times the value, and δ to at most "

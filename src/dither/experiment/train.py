@@ -46,15 +46,7 @@ from dither.experiment.build import (
 )
 from dither.experiment.folder import Checkpoint, RunFolder, lock, to_json, write_text
 from dither.experiment.metrics import judge_run
-from dither.experiment.report import (
-    DiskReads,
-    Epsilon,
-    LedgerCharge,
-    Report,
-    RunTraffic,
-    encode,
-    load,
-)
+from dither.experiment.report import DiskReads, Epsilon, LedgerCharge, Report, RunTraffic, encode, load
 from dither.models import leaf_name
 from dither.simulation import distributed, engine
 from dither.simulation.arrays import Shards
@@ -648,11 +640,7 @@ def report_of(
         why=experiment.method.why,
         participation=ClientRange(int(counts[0]), float(np.median(counts)), int(counts[-1])),
         randomness=spec.source_of_randomness,
-        notes=(
-            *experiment.dataset.notes,
-            *experiment.prepared.caveats,
-            *_caveats(spec),
-        ),
+        notes=(*experiment.dataset.notes, *experiment.prepared.caveats, *_caveats(spec)),
         num_clients=len(experiment.partition.size),
         num_features=int(experiment.dataset.x_train.shape[1]),
         num_params=experiment.num_params,

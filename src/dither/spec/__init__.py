@@ -320,9 +320,7 @@ class Spec:
     local_steps: int = _key(1, "gradient steps of a client in a round", at_least=1)
     batch_size: int = _key(1, "records in a step", at_least=1)
     batch_sampling: str = _key(
-        "fixed",
-        "how a batch is drawn",
-        ("fixed", "disjoint", "shuffled", "poisson", "poisson-full", "full"),
+        "fixed", "how a batch is drawn", ("fixed", "disjoint", "shuffled", "poisson", "poisson-full", "full")
     )
     sampling_rate: float = _key(
         0.0,

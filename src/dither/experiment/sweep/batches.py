@@ -24,15 +24,7 @@ from dither.spec import METHODS, Spec, declared
 from dither.types import Claim
 
 # Keys that reach the compiled program as values: specs that differ only in these share a program.
-TRACED = (
-    "seed",
-    "client_lr",
-    "lr_decay",
-    "server_lr",
-    "privacy.epsilon",
-    "privacy.delta",
-    "privacy.clip_norm",
-)
+TRACED = ("seed", "client_lr", "lr_decay", "server_lr", "privacy.epsilon", "privacy.delta", "privacy.clip_norm")
 # Values in the methods that ship with Dither; a method in a file of your own may use them while it is traced.
 TRACED_IN_BUILT_IN = (
     "num_rounds",
