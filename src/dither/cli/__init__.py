@@ -11,7 +11,7 @@ import sys
 from typing import Annotated
 
 import typer
-from typer import Argument, Option
+from typer import Option
 
 from dither.cli import datasets, federations, look, plans, privacy, runs
 from dither.cli.common import OWN_PROCESS, Program, file_error, outlive_readers, print_error

@@ -159,10 +159,8 @@ class RunProgress(Live):
             return
         console = terminal()
         claim = experiment.prepared.claim
-        epsilon = epsilon_text(claim.value)
         unit = f"/{claim.unit}" if claim.unit != "run" else ""
-        self._claimed = f"claimed ε {epsilon}{unit}"
-        self._epsilon = self._claimed
+        self._epsilon = self._claimed = f"claimed ε {epsilon_text(claim.value)}{unit}"
         self._task_at_hand, self._accounting = experiment, 0.0
         if note := sharing_note(experiment):
             console.print(f"note: {escape(note)}", highlight=False)
@@ -188,16 +186,14 @@ class RunProgress(Live):
 
     def _account(self, row: dict[str, Any]) -> None:
         """Bring the proven ε so far up to date, as long as that takes little of the run."""
-        from time import perf_counter
-
         from dither.experiment.folder import RunFolder
 
         if self._accounting > 0.03 * (row["seconds"] + 3) and row["round"] < self._total:
             return
-        began = perf_counter()
+        began = time.perf_counter()
         begun = RunFolder(self.folder).begun() if self.folder else []
         value = self._task_at_hand.proven_epsilon(row["round"], begun)
-        self._accounting += perf_counter() - began
+        self._accounting += time.perf_counter() - began
         kind = "assumed" if self._task_at_hand.plan.assumed else "proven"
         self._epsilon = f"{kind} ε {epsilon_text(value)} at round {row['round']}, {self._claimed}"
 
@@ -290,8 +286,6 @@ _PIPED = 120  # columns of what no terminal shows: rich would take 80 and break 
 
 def terminal() -> Console:
     """Where results go: as wide as the terminal; in a pipe $COLUMNS wide, or wide enough for most tables."""
-    import os
-
     from rich.console import Console
 
     console = Console()
@@ -306,10 +300,15 @@ def error_terminal() -> Console:
     return Console(stderr=True)
 
 
+def say(text: str, label: str = "", style: str = "dim") -> None:
+    """A line on standard error; a label in a style may come first, otherwise the whole line has it."""
+    line = f"[{style}]{label}[/] {escape(text)}" if label else f"[{style}]{escape(text)}[/]"
+    error_terminal().print(line, soft_wrap=True, highlight=False)
+
+
 def print_error(text: str) -> None:
     """An error as one line."""
-    line = " ".join(text.split())
-    error_terminal().print(f"[bold red]error:[/] {escape(line)}", soft_wrap=True, highlight=False)
+    say(" ".join(text.split()), "error:", "bold red")
 
 
 def file_error(error: OSError) -> str:
@@ -439,7 +438,7 @@ def on_interrupt(advice: str | Callable[[], str]) -> Iterator[None]:
 
 def stop(advice: str) -> NoReturn:
     """One line and the exit code of an interruption."""
-    error_terminal().print(f"interrupted; {escape(advice)}", soft_wrap=True, highlight=False)
+    say(f"interrupted; {advice}", style="default")
     sys.exit(INTERRUPTED)
 
 
@@ -493,18 +492,20 @@ def several(
             coordinator = f"127.0.0.1:{_free_port()}"
             _start_others(children, count, coordinator)
         elif number == 0 and not silent:
-            _say(f"waiting for {count - 1} more at {coordinator}")
+            say(f"waiting for {count - 1} more at {coordinator}")
         _connect(coordinator, count, number, lambda: _check(children))
         if number and not silent:
-            _say(f"process {number} of {count} computes for process 0 at {coordinator}")
+            say(f"process {number} of {count} computes for process 0 at {coordinator}")
         yield
     except BaseException as error:
         _leave(error, advice, children)
         if number and isinstance(error, ProcessError) and error.exit_code == INTERRUPTED:
-            _say(str(error))  # an interruption is no error
+            say(str(error))  # an interruption is no error
             sys.exit(INTERRUPTED)
         raise
-    _disconnect()
+    from dither.simulation import distributed
+
+    distributed.disconnect()
     _end(children)
 
 
@@ -545,18 +546,15 @@ def _start_others(children: list[subprocess.Popen[bytes]], count: int, coordinat
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
     parts = [cores[number::count] or cores for number in range(count)]
     for number in range(1, count):
-        _move_to(parts[number])  # what is started here stays there
+        if cores:
+            os.sched_setaffinity(0, parts[number])  # what is started here stays there
         environment = {**os.environ, "DITHER_PROCESS": str(number)}
         command = [sys.executable, "-m", "dither", *sys.argv[1:]]
         children.append(
             subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         )
-    _move_to(parts[0])
-
-
-def _move_to(cores: Sequence[int]) -> None:
     if cores:
-        os.sched_setaffinity(0, cores)
+        os.sched_setaffinity(0, parts[0])
 
 
 def _free_port() -> int:
@@ -569,12 +567,6 @@ def _check(children: list[subprocess.Popen[bytes]]) -> None:
     for number, child in enumerate(children, 1):
         if child.poll() is not None:
             raise ProcessError(f"process {number} ended with exit code {child.returncode} before it came")
-
-
-def _disconnect() -> None:
-    from dither.simulation import distributed
-
-    distributed.disconnect()
 
 
 def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -594,7 +586,7 @@ def _leave(error: BaseException, advice: Callable[[], str], children: Sequence[s
     from dither.simulation import distributed
 
     if not distributed.lost():
-        _disconnect()
+        distributed.disconnect()
         _end(children)
         return
     code = 1
@@ -608,13 +600,9 @@ def _leave(error: BaseException, advice: Callable[[], str], children: Sequence[s
     else:
         sys.excepthook(type(error), error, error.__traceback__)
     if advice():
-        _say(advice())
+        say(advice())
     sys.stdout.flush()
     sys.stderr.flush()
     for child in children:
         child.kill()
     os._exit(code)
-
-
-def _say(text: str) -> None:
-    error_terminal().print(escape(text), soft_wrap=True, highlight=False)

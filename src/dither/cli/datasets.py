@@ -47,11 +47,8 @@ def data_get(
     """Download a data set, verify it, and keep it in the cache."""
     from dither import data
 
-    def say(line: str) -> None:
-        common.error_terminal().print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
-
     with common.on_interrupt("complete files are kept; run the same command to continue"):
-        files = data.get(name, data_dir=data_dir, progress=None if as_json or quiet else say)
+        files = data.get(name, data_dir=data_dir, progress=None if as_json or quiet else common.say)
     if not common.emit({"name": name, "files": [str(path) for path in files]}, as_json, quiet):
         return
     for path in files:

@@ -223,10 +223,9 @@ def web(
         else:
             typer.echo(address if quiet else f"runs of {folder}: {address}")
         if token and not quiet:
-            common.error_terminal().print(
-                f"[yellow]anyone with this address can see the page[/]; the connection is not encrypted. "
-                f"Without --host {common.escape(host)} only this machine can reach it.",
-                soft_wrap=True,
+            only = f"Without --host {host} only this machine can reach it."
+            common.say(
+                f"the connection is not encrypted. {only}", "anyone with this address can see the page;", "yellow"
             )
         if not as_json and not quiet:
             common.terminal().print("stop with Ctrl-C", style="dim")

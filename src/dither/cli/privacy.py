@@ -198,13 +198,10 @@ def audit(
     folder = Path(what)
     is_run = (folder / "spec.toml").is_file()
     spec = common.spec_from(str(folder / "spec.toml") if is_run else what, settings)
-    console = common.error_terminal()
 
     def say(row: AuditRow) -> None:
-        adversary = f"{SHORT_VIEWS[row.view]}, {row.unit}"
-        console.print(
-            f"{adversary}: attacked ε {common.epsilon_text(row.attacked.value)}", style="dim", highlight=False
-        )
+        attacked = common.epsilon_text(row.attacked.value)
+        common.say(f"{SHORT_VIEWS[row.view]}, {row.unit}: attacked ε {attacked}")
 
     finished = Report.read(folder) if is_run else None
     with common.on_interrupt("finished rows are kept; run the same command to continue"):
@@ -233,9 +230,7 @@ def _exit_on_violation(lines: Iterable[str]) -> None:
     """Exit code 5 where an attack shows more than was proved."""
     violations = list(lines)
     for line in violations:
-        common.error_terminal().print(
-            f"[bold red]VIOLATION:[/] {common.escape(line)}", soft_wrap=True, highlight=False
-        )
+        common.say(line, "VIOLATION:", "bold red")
     if violations:
         sys.exit(VIOLATION)
 

@@ -90,11 +90,7 @@ def run(
     from dither.experiment.metrics import DIVERGED
 
     if result.stopped:
-        common.error_terminal().print(
-            f"[bold yellow]stopped:[/] {common.escape(result.stopped)}; model and metrics are kept",
-            soft_wrap=True,
-            highlight=False,
-        )
+        common.say(f"{result.stopped}; model and metrics are kept", "stopped:", "bold yellow")
         sys.exit(BudgetExhausted.exit_code)
     if any(each.kind == DIVERGED for each in result.advice):
         sys.exit(DIVERGED_EXIT_CODE)
@@ -298,10 +294,9 @@ def start(
         raise SpecError(f"--split {split!r} must be three numbers, such as 5,85,10") from None
     wanted = Wanted(label, task, common.names_in(classes), tuple(drop or ()), tuple(keep or ()))
     plan = project.plan_project(path, wanted, epsilon=epsilon, delta=delta, shares=shares)
-    console = common.error_terminal()
     if not quiet and not as_json:
         for what, value in plan.lines():
-            console.print(f"{what:<11} {value}", highlight=False, markup=False, soft_wrap=True)
+            common.say(f"{what:<11} {value}", style="default")
     if asks and not typer.confirm("Nothing has been looked at yet. Spend this?", default=True, err=True):
         return
     view = common.RunProgress(silent=quiet or as_json)
@@ -309,7 +304,7 @@ def start(
 
     def step(line: str) -> None:
         if not quiet and not as_json:
-            console.print(f"{line} ...", style="dim", highlight=False)
+            common.say(f"{line} ...")
 
     with common.on_interrupt(advice), view:
         done = project.start_project(

@@ -31,7 +31,9 @@ from dither.experiment.report import (
 from dither.spec import MODELS, Spec
 
 if TYPE_CHECKING:
+    from dither.accounting.accountant import Accountant
     from dither.experiment.build import Experiment
+    from dither.types import Release
 
 
 @dataclass(frozen=True, repr=False)
@@ -112,6 +114,19 @@ def spent_parts(report: Report, ledger: str | Path | None = None) -> tuple[Spent
     return (*parts, SpentPart(TOGETHER, spent.epsilon, spent.delta))
 
 
+def with_counts(
+    accountant: Accountant, terms: Budget, before: Sequence[Release], after: Sequence[Release] = ()
+) -> tuple[float, float]:
+    """(ε, δ) of a run composed with private counts, for the client that reveals most."""
+    counts = [
+        [([Charge(EVERY_RECORD, [((release,), 1)])], Conditions()) for release in part] for part in (before, after)
+    ]
+    return max(
+        composed([*counts[0], ([Charge(EVERY_RECORD, group.most)], accountant.conditions), *counts[1]], terms)
+        for group in accountant.clients
+    )
+
+
 def _with_schema(experiment: Experiment) -> tuple[SpentPart, ...]:
     """The ε of a private schema, of the run, and of both together."""
     schema, spec = experiment.dataset.schema, experiment.spec
@@ -119,14 +134,9 @@ def _with_schema(experiment: Experiment) -> tuple[SpentPart, ...]:
         return ()
     from dither.experiment.counting import release  # brings JAX, which a kept answer does without
 
-    accountant = experiment.accountant()
+    accountant, privacy = experiment.accountant(), schema.privacy
     terms = Budget(0.0, spec.privacy.delta, accountant.plan.view, accountant.plan.adjacency)
-    privacy = schema.privacy
-    schema_run = ([Charge(EVERY_RECORD, [((release(privacy.epsilon, privacy.delta),), 1)])], Conditions())
-    together = max(
-        composed([schema_run, ([Charge(EVERY_RECORD, group.most)], accountant.conditions)], terms)
-        for group in accountant.clients
-    )
+    together = with_counts(accountant, terms, before=[release(privacy.epsilon, privacy.delta)])
     return (
         SpentPart("schema", privacy.epsilon, privacy.delta),
         SpentPart("training", accountant.epsilon(), terms.delta),

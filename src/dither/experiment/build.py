@@ -534,16 +534,7 @@ def deal(
     """Who holds which records, and what the model is scored on."""
     d = spec.data
     x, y = arrays or pooled(dataset)
-    everything = data.partition(
-        dataset,
-        kind="files" if by_file(spec, dataset) else d.partition,
-        num_clients=spec.num_clients,
-        seed=spec.seed,
-        similarity=d.similarity,
-        alpha=d.alpha,
-        groups=dataset.groups,
-        records_per_client=d.records_per_client,
-    )
+    everything = partition_of(spec, dataset, spec.seed)
     if d.split in ("given", "rows"):
         count, scored = len(dataset.y_train), len(dataset.y_test)
         scored = scored if spec.scored else 0
@@ -556,6 +547,20 @@ def deal(
     at = np.argsort(test.order) if dataset.digest else slice(None)
     at = at if spec.scored else slice(0)
     return train, engine.Problem(x, y, [train], [test.order[at]], [weights[at]], _as_stored(dataset, train))
+
+
+def partition_of(spec: Spec, dataset: data.Dataset, seed: int) -> data.ClientPartition:
+    """Who holds which training records, before any are held out for tests."""
+    return data.partition(
+        dataset,
+        kind="files" if by_file(spec, dataset) else spec.data.partition,
+        num_clients=spec.num_clients,
+        seed=seed,
+        similarity=spec.data.similarity,
+        alpha=spec.data.alpha,
+        groups=dataset.groups,
+        records_per_client=spec.data.records_per_client,
+    )
 
 
 def _as_stored(dataset: data.Dataset, partition: data.ClientPartition) -> list[np.ndarray]:

@@ -21,29 +21,8 @@ from dither.accounting import ClientRange
 from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, data_id
 from dither.data import Dataset, file_digest, hash_records
 from dither.errors import BudgetExhausted, ClientRefused, DataError, DitherError, RunExists, SpecError
-from dither.experiment import plots
-from dither.experiment.build import (
-    Compiled,
-    Experiment,
-    aggregation,
-    build_experiment,
-    by_file,
-    check,
-    choose,
-    claim_after,
-    client_epsilons,
-    compiled,
-    designs,
-    facts,
-    load_data,
-    make_simulation,
-    origin,
-    planned_rounds,
-    rounding,
-    sharing_note,
-    stop_reason,
-    tolerated,
-)
+from dither.experiment import build, plots
+from dither.experiment.build import Compiled, Experiment, build_experiment, choose
 from dither.experiment.folder import Checkpoint, RunFolder, lock, to_json, write_text
 from dither.experiment.metrics import judge_run
 from dither.experiment.report import DiskReads, Epsilon, LedgerCharge, Report, RunTraffic, encode, load
@@ -161,16 +140,16 @@ def _run(
         begun: dict[str, Any] = shared["begun"]
         kept = next((stream for stream, way in _WAYS.items() if way == begun.get("records")), "")
         if dataset is None and options.records is not None:
-            dataset = load_data(spec, records=options.records)
+            dataset = build.load_data(spec, records=options.records)
         experiment = build_experiment(spec, data_dir=options.data_dir, dataset=dataset, stream=kept)
-        shards = check(experiment, begun)  # before there is a folder
+        shards = build.check(experiment, begun)  # before there is a folder
         if begun.get("model_digest", "") != experiment.model_digest and begun:
             raise RunExists(
                 f"{str(path)!r} was begun with another model than {spec.model.name!r} is now; restore the model, "
                 "or start a new run"
             )
         if distributed.count() > 1:
-            distributed.assert_equal(facts(experiment))
+            distributed.assert_equal(build.facts(experiment))
     if not distributed.leading():
         return train(experiment, None, shards, None, clock, options)
     with clock("start_up"):
@@ -237,11 +216,11 @@ def spending(
         )
     # The run's name in the ledger holds all that determines what it releases: a folder whose spec, seed, records
     # or surroundings were changed is another run, which pays for itself.
-    made_of = np.frombuffer(origin(experiment, folder.provenance()).encode(), np.uint8)
+    made_of = np.frombuffer(build.origin(experiment, folder.provenance()).encode(), np.uint8)
     # Where a run may go on without some clients, nobody's noise is counted on in a sum.
     missing = experiment.plan.cohort_size - 1 if spec.federation.refused == "continue" else None
     accountant = experiment.accountant(missing)
-    one_client_each = by_file(spec, experiment.dataset)
+    one_client_each = build.by_file(spec, experiment.dataset)
     accounts = [
         Spending(
             book,
@@ -338,7 +317,7 @@ def train(
     """
     recorder = _Recorder(experiment, folder, account, clock, options) if folder is not None else None
     with clock("start_up"):
-        program = compiled(experiment, keep_programs=options.keep_programs, shards=shards)
+        program = build.compiled(experiment, keep_programs=options.keep_programs, shards=shards)
         state = program.simulation.start(program.inputs)
     state, done = _resumed(state, program.simulation, recorder)
     if recorder is not None:
@@ -378,7 +357,7 @@ def _train_rounds(
     stopped = ""
     reading = closing(rounds) if isinstance(rounds, Streamed) else nullcontext()
     with reading, distributed.Interrupt() as interrupt:
-        for start, end in engine.chunks(done, planned_rounds(experiment), experiment.spec.eval_every):
+        for start, end in engine.chunks(done, build.planned_rounds(experiment), experiment.spec.eval_every):
             stop, stopped = recorder.charge(start, end) if recorder else (end, "")
             shared = interrupt.exchange(stop=stop, stopped=stopped)
             stop, stopped = shared["stop"], shared["stopped"]
@@ -400,13 +379,13 @@ def _train_rounds(
     completed = experiment.first_rounds(done)
     return _Outcome(
         rounds=done,
-        stopped=stopped or stop_reason(experiment),
+        stopped=stopped or build.stop_reason(experiment),
         params=params,
         refused=np.asarray(state.refused)[0],
         missing=int(np.asarray(state.missing)[0]),
         participation=np.asarray(state.participation)[0],
         traffic=traffic(completed, simulation, state, simulation.sizes(state, inputs)),
-        sharing_note=sharing_note(completed),
+        sharing_note=build.sharing_note(completed),
     )
 
 
@@ -468,7 +447,7 @@ def _account_for(recorder: _Recorder, outcome: _Outcome) -> Report:
     released = recorder.experiment.realised(folder.begun()) if recorder.fresh else experiment
     repeated = len(released.cohorts) - len(experiment.cohorts)
     if repeated:  # what became of rounds that were undone, nobody knows
-        missing = max(missing, tolerated(spec))
+        missing = max(missing, build.tolerated(spec))
     with recorder.clock("accounting"):
         report = report_of(released, folder, folder.metrics(), outcome.participation, missing)
     sent = {name: value for name, value in outcome.traffic.items() if name != "clamped"}
@@ -489,7 +468,7 @@ def _account_for(recorder: _Recorder, outcome: _Outcome) -> Report:
     if outcome.sharing_note:
         report = report.with_notes(outcome.sharing_note)
     if outcome.stopped:
-        claim = claim_after(experiment, report.rounds)
+        claim = build.claim_after(experiment, report.rounds)
         report = replace(report, stopped=outcome.stopped, epsilon=replace(report.epsilon, claimed=claim))
     if recorder.account is not None:
         charge = LedgerCharge(str(recorder.account.ledger.path), recorder.account.dataset)
@@ -510,7 +489,7 @@ class _Recorder:
     ) -> None:
         self.experiment, self.spec, self.folder, self.account = experiment, experiment.spec, folder, account
         self.clock, self.options = clock, options
-        self.num_rounds = planned_rounds(experiment)
+        self.num_rounds = build.planned_rounds(experiment)
         self.fresh = self.spec.source_of_randomness == "os"  # a round made again is another release
         self.began = self.saved = time.perf_counter()
         self.seconds_before = 0.0
@@ -596,12 +575,14 @@ def without_noise(experiment: Experiment, compiled_rounds: engine.Simulation | N
         name: (np.zeros_like(np.asarray(value)) if name in prepared.plan.noise_names else np.asarray(value))[None]
         for name, value in prepared.hyper.items()
     }
-    simulation, how = compiled_rounds, aggregation(experiment)
+    simulation, how = compiled_rounds, build.aggregation(experiment)
     if simulation is None or spec.source_of_randomness != "seeded" or how is not None:
         how = how and how._replace(noise_std=None)
-        simulation = make_simulation(experiment, randomness="seeded", aggregation=how)
-    inputs = simulation.inputs(experiment.problem, seeds=[spec.seed], hyper=hyper, cohorts=designs([experiment]))
-    rounds = planned_rounds(experiment)
+        simulation = build.make_simulation(experiment, randomness="seeded", aggregation=how)
+    inputs = simulation.inputs(
+        experiment.problem, seeds=[spec.seed], hyper=hyper, cohorts=build.designs([experiment])
+    )
+    rounds = build.planned_rounds(experiment)
     result = engine.train(simulation, inputs, num_rounds=rounds, eval_every=rounds)
     last = result.history[-1].metrics
     return float(last["test_r2" if experiment.model.task == "regression" else "test_accuracy"][0])
@@ -635,7 +616,7 @@ def report_of(
             spec,
             experiment.prepared.claim,
             experiment.accountant(missing).table(),
-            clients=client_epsilons(experiment, missing),
+            clients=build.client_epsilons(experiment, missing),
         ),
         why=experiment.method.why,
         participation=ClientRange(int(counts[0]), float(np.median(counts)), int(counts[-1])),
@@ -705,7 +686,7 @@ def _with_aggregation(report: Report, experiment: Experiment, missing: int) -> R
             replace(row, not_covered=(*row.not_covered, limit)) if any("G8" in t for t in row.not_covered) else row
             for row in table
         )
-    margin = rounding(experiment, missing)
+    margin = build.rounding(experiment, missing)
     if margin is not None:
         seen = replace(seen, rounding=margin)
     return replace(report, traffic=seen, epsilon=replace(report.epsilon, table=table))
@@ -851,9 +832,7 @@ class NotebookProgress:
     def start(self, experiment: Experiment, folder: Path, done: int) -> None:
         from IPython.display import HTML, display
 
-        from dither.experiment.build import planned_rounds
-
-        self._total = planned_rounds(experiment)
+        self._total = build.planned_rounds(experiment)
         self._handle = display(HTML(self._bar(done, "")), display_id=True)
 
     def update(self, row: dict[str, Any]) -> None:
