@@ -126,14 +126,14 @@ def join(
     quiet: common.Quiet = False,
 ) -> None:
     """Take part in a federation with your own records, until the run is over."""
-    from dither.federation import joining
+    from dither.federation import joining, keys
     from dither.federation.agreement import approved_digest, describe
     from dither.federation.party import Target
 
     _term_as_interrupt()
 
     def ask(agreement: Any, experiment: Any) -> str:
-        name, purpose = agreed_name(federation), getattr(agreement, "purpose", "")
+        name, purpose = keys.party_name(federation), getattr(agreement, "purpose", "")
         rows = agreement.describe(name) if purpose else describe(agreement, experiment, name)
         if as_json:
             common.print_event("terms", digest=agreement.digest, terms=dict(rows))
@@ -201,12 +201,6 @@ def _approval(digest: str, before: str | None, *, yes: bool, named: str, silent:
     if not typer.confirm("Take part under this agreement?"):
         raise FederationError("the owner does not approve the agreement")
     return "asked"
-
-
-def agreed_name(folder: Path) -> str:
-    from dither.federation import keys
-
-    return keys.party_name(folder)
 
 
 # reason: one parameter an option, as Typer has it

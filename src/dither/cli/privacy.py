@@ -106,7 +106,11 @@ def _print_account(report: PrivacyReport) -> None:
         (report.ex_ante, "The same bounds before the cohorts are drawn (R4)"),
     ):
         if bounds:
-            common.print_table([_bound(row) for row in _distinct(bounds)], title=title)
+            rows = [
+                {"ε": common.epsilon_text(row.value), **_seen(row), "source": row.recipe, "detail": row.detail}
+                for row in _distinct(bounds)
+            ]
+            common.print_table(rows, title=title)
     for condition in epsilon.failing_conditions:
         typer.echo(f"a condition of the claim does not hold: {condition}")
     if report.why:
@@ -132,10 +136,6 @@ def _seen(row: ProvenRow | AttackedRow) -> dict[str, str]:
     from dither.experiment.report import SHORT_VIEWS
 
     return {"adversary": SHORT_VIEWS[row.view], "neighbouring data": row.adjacency}
-
-
-def _bound(row: ProvenRow) -> dict[str, str]:
-    return {"ε": common.epsilon_text(row.value), **_seen(row), "source": row.recipe, "detail": row.detail}
 
 
 def _distinct(rows: Sequence[ProvenRow]) -> list[ProvenRow]:

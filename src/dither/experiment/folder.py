@@ -85,13 +85,18 @@ class RunFolder:
         """A new run folder; refuses one that already exists and is not empty. `schema` is a file's text by its
         name."""
         folder = cls(path)
-        if folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
-            raise RunExists(
-                f"{str(folder.path)!r} already exists; give another --out, or continue it with --resume {path}"
-            )
+        folder.refuse_taken()
         folder.path.mkdir(parents=True, exist_ok=True)
         folder.begin_files({"run": secrets.token_hex(8), **provenance}, spec, schema)
         return folder
+
+    def refuse_taken(self) -> None:
+        """`RunExists` where the folder exists already and is not empty."""
+        path = self.path
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RunExists(
+                f"{str(path)!r} already exists; give another --out, or continue it with --resume {path}"
+            )
 
     def begin_files(
         self, provenance: Mapping[str, Any], spec: Spec, schema: Mapping[str, str] | None = None
@@ -419,7 +424,9 @@ def write_bytes(path: Path, data: bytes, *, private: bool = False) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o600 if private else 0o666 & ~_umask())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o600 if private else 0o666 & ~umask)
         os.replace(name, path)
     except BaseException:
         with suppress(OSError):
@@ -495,12 +502,6 @@ def _json_ready(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
     return value
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
 
 
 # What a long computation has found so far, kept until it is done: an interrupted one goes on from there.

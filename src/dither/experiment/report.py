@@ -491,7 +491,8 @@ class Report(Overview):
         """Scores, rounds, clients and the three ε."""
         scores = "not scored: the test records are not public"
         if self.test_score is not None and self.loss is not None:
-            scores = f"{self.test_score:.4f}, loss {self.loss:.4f}{self._trivial_text()}"
+            trivial = "".join(f" ({name}: {value:.4f})" for name, value in self._trivial().items())
+            scores = f"{self.test_score:.4f}, loss {self.loss:.4f}{trivial}"
         least, median, most = (f"{each:g}" for each in vars(self.participation).values())
         times = f"{most} rounds" if least == most else f"{least} to {most} rounds (median {median})"
         lines = [
@@ -512,12 +513,6 @@ class Report(Overview):
             lines.append(("stopped", self.stopped))
         return [*lines, *(("warning", each.text) for each in self.advice)]
 
-    def _trivial_text(self) -> str:
-        if self.scores is None:
-            return ""
-        value = self.scores.trivial.get("accuracy" if self.classes else "r2")
-        return "" if value is None else f" ({self.scores.trivial_predictor}: {value:.4f})"
-
     def privacy_line(self) -> str:
         """The proven ε first, then what the paper's formula claims: for pictures."""
         claimed = f"the paper's formula claims {epsilon_text(self.epsilon.claimed.value)}"
@@ -534,10 +529,15 @@ class Report(Overview):
 
     def score_lines(self) -> dict[str, float]:
         """What a score is compared with: the trivial predictor and the same run without noise, where known."""
-        trivial = None if self.scores is None else self.scores.trivial.get("accuracy" if self.classes else "r2")
-        name = self.scores.trivial_predictor if self.scores else ""
-        named = {name: trivial, "without noise": self.score_without_noise}
-        return {name: value for name, value in named.items() if value is not None}
+        without = self.score_without_noise
+        return self._trivial() | ({} if without is None else {"without noise": without})
+
+    def _trivial(self) -> dict[str, float]:
+        """The trivial predictor's score, by its name; empty where it is not known."""
+        name = "accuracy" if self.classes else "r2"
+        if self.scores is None or name not in self.scores.trivial:
+            return {}
+        return {self.scores.trivial_predictor: self.scores.trivial[name]}
 
     def to_latex(self) -> str:
         """A small table, one line for each proven ε of the spec's view."""

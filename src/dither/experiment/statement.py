@@ -269,13 +269,10 @@ def _targets(report: Report, party: str) -> list[Section]:
     return [Section("What does each institution get?", answer, (head, *table))]
 
 
-def _one_in(probability: float) -> str:
-    return f"1 in {1 / probability:,.0f}" if probability else "0"
-
-
 def _strength(row: ProvenRow) -> Section:
     if not math.isfinite(row.value):
         return Section("How strong is it?", ("Nothing is proven: an attacker may be certain.",))
+    chance = f"1 in {1 / row.delta:,.0f}" if row.delta else "0"
     head = ("an attack that wrongly accuses", "rightly finds at most")
     table = [
         (f"{100 * rate:g}%", f"{100 * true_positives(row.value, row.delta, rate):.3g}%") for rate in _FALSE_ALARMS
@@ -284,7 +281,7 @@ def _strength(row: ProvenRow) -> Section:
         "How strong is it?",
         (
             f"Any output is at most exp(ε) = {math.exp(min(row.value, 700)):.3g} times as likely in one case as "
-            f"in the other, up to a probability of δ ({_one_in(row.delta)}). For a test that tells them apart:",
+            f"in the other, up to a probability of δ ({chance}). For a test that tells them apart:",
         ),
         (head, *table),
     )

@@ -180,7 +180,7 @@ def _place(spec: Spec, out: str | Path | None, resume: str | Path | None) -> tup
     shared = {"spec": spec.to_toml(), "begun": {}, "complete": False}
     if resume is None:
         path = Path(out) if out is not None else default_folder(spec)
-        refuse_taken(path)
+        RunFolder(path).refuse_taken()  # before any data is loaded
         return path, shared
     folder = RunFolder.open(resume)
     _check_spec(folder, spec)
@@ -282,12 +282,6 @@ def _identified(experiment: Experiment, book: Ledger, *, new_ledger: bool) -> li
 def resume(path: str | Path, **arguments: Any) -> Report:
     """Continue an interrupted run folder with its own spec."""
     return run(RunFolder.open(path).spec(), resume=path, **arguments)
-
-
-def refuse_taken(path: Path) -> None:
-    """Say at once, before any data is loaded, that a folder is taken."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise RunExists(f"{str(path)!r} already exists; give another --out, or continue it with --resume {path}")
 
 
 class _Outcome(NamedTuple):
