@@ -46,8 +46,8 @@ web: $(VENV)/.installed  ## Look at your runs, plans and privacy in a browser
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[web]'
 	@mkdir -p runs && $(BIN)/dither web
 
-federation-demo: $(VENV)/.deploy  ## A server and PARTIES=4 parties as processes here: TLS, secure aggregation, CPFed on Adult
-	@$(BIN)/dither federation demo --parties $(or $(PARTIES),4)
+federation-demo: $(VENV)/.$(or $(TRANSPORT),flower)  ## A server and PARTIES=4 parties as processes here, TRANSPORT=flower or nvflare
+	@$(BIN)/dither federation demo --parties $(or $(PARTIES),4) --transport $(or $(TRANSPORT),flower)
 
 bench: $(VENV)/.installed  ## Dither and its peers on the same work: makes their environments, about 30 minutes
 	@$(BIN)/python benchmarks/bench.py
@@ -86,8 +86,12 @@ $(VENV)/.installed: pyproject.toml
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e .
 	@touch $@
 
-$(VENV)/.deploy: $(VENV)/.installed
+$(VENV)/.flower: $(VENV)/.installed
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[deploy]'
+	@touch $@
+
+$(VENV)/.nvflare: $(VENV)/.installed
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[nvflare]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed

@@ -116,7 +116,7 @@ def measure(how: str, count: int, rounds: int, size: int, folder: Path) -> list[
             for party in federation.parties:
                 own = folder / "keys" / "parties" / party.name
                 if how == "before":
-                    children.append(_supernode(own, port))
+                    children.append(_supernode(own, link.port))  # which calls more than the gate lets through
                     work = (answer_at, (own / "node.sock", lambda body: body), {"until": over.is_set})
                 else:
                     at = fleet.Server(f"127.0.0.1:{port}", own / "ca.pem", own / "node.key", own / "node.number")

@@ -295,3 +295,17 @@ def test_a_test_folder_beside_the_records(tmp_path):
     assert found.groups_test is None
     pooled = data.pool(found)
     assert whole(pooled.x_train).tobytes() == np.concatenate([x, x_test]).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [(np.arange(100), 100), (np.arange(100) % 3, 3), (np.arange(100) + 25, 0), (np.arange(100) % 30 * 2, 59)],
+)
+def test_whole_numbers_are_classes_where_each_is_there_or_there_are_few(labels, classes):
+    """A label such as a length of stay, in days, is a number to predict."""
+    options = arrays.ArrayOptions(test_fraction=0)
+    dataset = arrays.arrays_in_memory(np.zeros((100, 2)), labels, None, options)
+    assert len(dataset.classes) == classes
+    assert (dataset.label_bounds is None) == (classes > 0)
+    with pytest.raises(DataError, match="a class has the number 1,000,000,000; number them 0, 1, 2"):
+        arrays.arrays_in_memory(np.zeros((2, 2)), np.array([0, 10**9]), None, options)

@@ -48,6 +48,10 @@ def dates(style: str) -> list[str]:
         (dates("%m/%d/%y %H:%M"), "holds dates"),
         (dates("%Y%m%d"), "holds dates"),
         (pd.date_range("2020-01-05", periods=ROWS), "holds dates"),
+        (pd.to_timedelta(np.arange(ROWS) % 90, unit="h"), "holds dates or durations"),
+        ([f"${number % 90}" for number in range(ROWS)], "holds numbers with other signs: write '$9' and"),
+        ([f"{number % 90},5 %" for number in range(ROWS)], "holds numbers with other signs"),
+        ([f"1,{number:03d},000" for number in range(ROWS)], "holds numbers with other signs"),
         (["NL"] * ROWS, "same value in every row"),
         ([""] * ROWS, "holds no values"),
         ([f"patient {number} was seen again" for number in range(ROWS)], "is free text"),
@@ -78,6 +82,7 @@ def test_ordinary_columns_stay() -> None:
         income=rng.integers(10_000, 90_000, ROWS),
         visits=rng.poisson(2, ROWS),
         year=rng.integers(1950, 2000, ROWS),
+        huge=rng.normal(size=ROWS) * 1e300,
         job=rng.choice(["nurse", "teacher", "driver"], ROWS),
         city=[f"city {min(number % 100, 3 if number % 10 else 99)}" for number in range(ROWS)],
     )
@@ -102,6 +107,18 @@ def test_frequent_categories_are_kept_where_they_cover_most_rows() -> None:
     assert len(column.categories) == MAX_CATEGORIES
 
 
+def test_classes_that_differ_in_case_are_named() -> None:
+    frame = pd.DataFrame({"x": range(4), "label": ["yes", "Yes", "no", "no"]})
+    with pytest.raises(DataError, match="differ only in case, 'Yes' and 'yes'; write them alike"):
+        draft_frame(frame, "label", name="t")
+    assert draft_frame(frame.assign(label=list("aAbB")), "label", name="t").schema.label.classes == (
+        "A",
+        "B",
+        "a",
+        "b",
+    )
+
+
 def test_draft_orders_numeric_classes_as_numbers() -> None:
     frame = pd.DataFrame({"x": range(12), "label": [str(number) for number in range(12)]})
     assert draft_frame(frame, "label", name="t").schema.label.classes == tuple(str(n) for n in range(12))
@@ -109,10 +126,17 @@ def test_draft_orders_numeric_classes_as_numbers() -> None:
 
 @pytest.mark.parametrize(
     ("read", "proposed"),
-    [((18.3, 93.1), (0, 95)), ((82, 174), (80, 175)), ((-0.031, 0.027), (-0.035, 0.03)), ((5, 5), (4, 6))],
+    [
+        ((18.3, 93.1), (0, 95)),
+        ((82, 174), (80, 175)),
+        ((-0.031, 0.027), (-0.035, 0.03)),
+        ((5, 5), (4, 6)),
+        ((1e-300, 9.2e-300), (0, 9.5e-300)),
+        ((1.7e12 + 3, 1.7e12 + 44), (1.7e12, 1.7e12 + 45)),
+    ],
 )
 def test_bounds_are_rounded_outwards(read: tuple[float, float], proposed: tuple[float, float]) -> None:
-    assert rounded_bounds(*read) == pytest.approx(proposed)
+    assert rounded_bounds(*read) == pytest.approx(proposed, rel=1e-14)
 
 
 def test_a_draft_proposes_regression_and_can_be_told_otherwise(tmp_path: Path) -> None:
@@ -120,7 +144,7 @@ def test_a_draft_proposes_regression_and_can_be_told_otherwise(tmp_path: Path) -
     labels, x = rng.permutation(np.arange(700) % 307), rng.normal(size=700)
     pd.DataFrame({"x": x, "twice": labels * 2 + 1, "label": labels}).to_csv(tmp_path / "table.csv", index=False)
     drafted = data.draft(tmp_path / "table.csv", "label")
-    assert drafted.schema.label.bounds == (0, 306)
+    assert drafted.schema.label.bounds == (0, 320)
     assert drafted.schema.read_from_data[0] == "bounds of 'label'"
     assert "follows from the label" in drafted.excluded["twice"]
     classes = data.draft_schema(tmp_path / "table.csv", "label", task="classification")

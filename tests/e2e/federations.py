@@ -11,9 +11,11 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dither.experiment.folder import write_text
+import numpy as np
+
+from dither.experiment.folder import RunFolder, write_text
 from dither.federation.local import free_port
-from tests.federation.parties import Parties
+from tests.federation.parties import Parties, simulated
 
 
 @dataclass
@@ -164,6 +166,13 @@ class Processes:
                 env=environment,
                 start_new_session=True,
             )
+
+
+def same_bits(parties: Parties) -> None:
+    """The server has, bit for bit, what the simulator computes."""
+    checkpoint = RunFolder(parties.folder / "run").load_checkpoint()
+    for ours, theirs in zip(checkpoint.leaves, simulated(parties.experiment, "loop"), strict=False):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def own_kits(folder: Path, names: tuple[str, ...], port: int) -> None:

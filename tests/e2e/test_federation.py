@@ -14,9 +14,8 @@ pytest.importorskip("flwr", reason="the extra 'deploy' is not installed")
 from sklearn.datasets import load_diabetes
 
 from dither import data
-from dither.experiment.folder import RunFolder
-from tests.e2e.federations import Processes
-from tests.federation.parties import NAMES, Parties, simulated, small_spec
+from tests.e2e.federations import Processes, same_bits
+from tests.federation.parties import NAMES, Parties, small_spec
 
 pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -25,13 +24,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 @pytest.fixture
 def folder(tmp_path):
     return tmp_path
-
-
-def same_bits(parties):
-    checkpoint = RunFolder(parties.folder / "run").load_checkpoint()
-    expected = simulated(parties.experiment, "loop")
-    for ours, theirs in zip(checkpoint.leaves, expected, strict=False):
-        np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("method", ["cpfed", "dp-scaffold", "nbafl", "secure-fedavg", "concentrated"])

@@ -15,13 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("flwr", reason="the extra 'deploy' is not installed")
-
-from dither.experiment.folder import RunFolder
 from tests.e2e.faults.sitecustomize import PHASES
-from tests.e2e.federations import Processes
+from tests.e2e.federations import Processes, same_bits
 from tests.e2e.forwarder import Forwarder
-from tests.federation.parties import NAMES, Parties, simulated, small_spec
+from tests.federation.parties import NAMES, Parties, small_spec
 
 pytestmark = pytest.mark.slow
 
@@ -59,23 +56,14 @@ SERVER_OPEN = [
 ]
 
 
-TRANSPORTS = [
-    "flower",
-    pytest.param(
-        "nvflare", marks=pytest.mark.skipif(find_spec("nvflare") is None, reason="needs dither[nvflare]")
-    ),
-]
+FLOWER = pytest.mark.skipif(find_spec("flwr") is None, reason="needs dither[deploy]")
+FLARE = pytest.mark.skipif(find_spec("nvflare") is None, reason="needs dither[nvflare]")
+TRANSPORTS = [pytest.param("flower", marks=FLOWER), pytest.param("nvflare", marks=FLARE)]
 KILLS = int(os.environ.get("DITHER_STORM_KILLS", "100"))
 
 
 def test_every_phase_is_tried():
     assert {phase for phase, _ in [*NODE, *SERVER, *SERVER_OPEN]} == set(PHASES)
-
-
-def same_bits(parties):
-    checkpoint = RunFolder(parties.folder / "run").load_checkpoint()
-    for ours, theirs in zip(checkpoint.leaves, simulated(parties.experiment, "loop"), strict=False):
-        np.testing.assert_array_equal(ours, theirs)
 
 
 def rounds(run):
@@ -129,6 +117,7 @@ def test_a_node_killed_in_each_phase_changes_nothing(tmp_path, transport):
         assert ledgers(run) == {name: list(range(12)) for name in NAMES}
 
 
+@FLOWER
 @pytest.mark.parametrize("mode", ["real", "off"])
 def test_a_server_killed_in_each_phase(tmp_path, mode):
     """It goes on after the last complete round. In the open nothing is lost (DP-SCAFFOLD: nor what nodes keep).
@@ -200,6 +189,7 @@ def party_logs(run, name):
     return (run.folder / "keys" / "parties" / name / "runs").glob("*/log.jsonl")
 
 
+@FLOWER
 def test_progress_under_a_kill_every_twenty_seconds(tmp_path):
     """Five minutes in which the server or a party is killed (SIGKILL) every 20 s, wherever it is, and started
     again at once: rounds are completed all the while, and every ledger holds what was computed, once."""
@@ -221,6 +211,7 @@ def test_progress_under_a_kill_every_twenty_seconds(tmp_path):
         ledgers(run)
 
 
+@FLOWER
 def test_a_superlink_that_dies_is_started_again(tmp_path):
     """Nobody else notices more than a broken connection."""
     spec = small_spec(**{"num_rounds": 12, "secagg.mode": "real", "federation.round_timeout": 60.0})
@@ -261,6 +252,7 @@ def test_a_network_that_is_cut_and_healed(tmp_path, how, transport):
         assert {index for index, came in enumerate(counted) if came} <= set(charged["dan"])
 
 
+@FLOWER
 @pytest.mark.parametrize("mode", ["real", "off"])
 def test_what_the_servers_processes_receive(tmp_path, mode):
     """Every byte that parties send: on the wire, behind TLS at the gate, and as the coordinator reads it. With

@@ -12,8 +12,8 @@ from dither.federation import keys
 from dither.federation.local import answer_at, free_port
 from dither.federation.nvflare import KIT, kits, relay
 from dither.federation.nvflare.system import FlareServer
-from tests.e2e.federations import Processes
-from tests.e2e.test_federation import same_bits
+from tests.attacks.test_run_folder import secrets_in
+from tests.e2e.federations import Processes, same_bits
 from tests.federation.parties import NAMES, Parties, small_spec
 
 pytestmark = pytest.mark.slow
@@ -29,6 +29,7 @@ def test_processes_give_the_bits_of_the_simulator_and_end_by_themselves(tmp_path
         for name in NAMES:
             assert run.wait(name, 90) == 0, run.output(name)
         same_bits(run.parties)
+        assert secrets_in(run.folder / "run", run.folder / "keys") == []
         assert "round 3/3  4 parties" in run.output("server")
         assert "this party answered 3" in run.output("ann")
 
@@ -50,6 +51,29 @@ def test_killed_parties_and_a_killed_server(tmp_path):
         same_bits(run.parties)
         run.parties.nodes = {name: run.parties.node(name) for name in NAMES}
         assert [run.parties.charged(name) for name in NAMES] == [list(range(12))] * 4
+
+
+def test_a_revoked_party_does_not_connect(tmp_path):
+    """Although its certificate is good for NVIDIA FLARE: else it could send messages to the other sites."""
+    names, port = ["ann", "bob", "cat"], free_port()
+    keys.create(tmp_path / "keys", names, hosts=["localhost"])
+    kits.provision(tmp_path / "keys", names, host="localhost", port=port)
+    keys.revoke(tmp_path / "keys", "cat")
+    homes = [tmp_path / "keys" / "parties" / name for name in ("bob", "cat")]
+    (tmp_path / "run").mkdir()
+    server = FlareServer(tmp_path / "run", tmp_path / "keys" / "server", ("127.0.0.1", port), {})
+    try:
+        with server:
+            for home in homes:
+                relay.start(home, f"127.0.0.1:{port}")
+            until, log = time.monotonic() + 200, tmp_path / "run" / "nvflare.log"
+            while "bob" not in server.connected() or "Reject disabled client" not in log.read_text():
+                assert time.monotonic() < until, log.read_text()[-3000:]
+                time.sleep(0.5)
+            assert server.connected() == {"bob"}
+    finally:
+        for home in homes:
+            relay.end(home)
 
 
 class HostileServer(FlareServer):

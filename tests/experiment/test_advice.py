@@ -98,12 +98,14 @@ def test_without_public_test_records_scores_and_warnings_stay_local(tmp_path):
     assert "auc" not in released
 
 
-def test_a_run_that_diverges_says_so_and_exits_with_7(tmp_path):
+@pytest.mark.parametrize("public", [True, False])
+def test_a_run_that_diverges_says_so_and_exits_with_7(tmp_path, public):
+    """Without public test records the released model tells, on made-up records."""
     write_rare(tmp_path / "rare.npz", 1000)
     settings = {
         **SMALL,
         "data.path": str(tmp_path / "rare.npz"),
-        "data.test_public": True,
+        "data.test_public": public,
         "client_lr": 1e7,
         "num_rounds": 2,
     }

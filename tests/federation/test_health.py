@@ -1,5 +1,6 @@
 """How a run stands: from its folder, over HTTP, and for a folder of keys."""
 
+import fcntl
 import json
 import urllib.error
 import urllib.request
@@ -25,12 +26,25 @@ STORY = [
 
 def test_the_state_follows_the_events(tmp_path):
     journal = Journal(tmp_path)
+    journal.lock()
     for event, facts, state in STORY:
         journal.progress(event, **facts)
         seen = health.of_folder(tmp_path)
         assert (seen["state"], seen["healthy"]) == (state, state != "failed")
     assert (seen["round"], seen["of"], seen["joined"]) == (1, 3, ["ann"])
     assert "accuracy" not in json.dumps(seen)
+
+
+def test_a_server_that_was_killed_is_not_called_healthy(tmp_path):
+    Journal(tmp_path).progress("start", rounds=3, done=1)
+    for name in ("serve.lock", "lock"):
+        (tmp_path / name).touch()  # nobody holds them any more
+    seen = health.of_folder(tmp_path)
+    assert (seen["state"], seen["healthy"], seen["round"]) == ("stopped", False, 1)
+    assert "the same `dither serve` command continues the run" in seen["why"]
+    with open(tmp_path / "serve.lock") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert health.of_folder(tmp_path)["state"] == "running"
 
 
 def test_the_endpoint(tmp_path):

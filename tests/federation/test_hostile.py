@@ -52,7 +52,7 @@ class Hostile:
         self.agreement = self.journal.agreement()
         self.session = None
         if self.journal.secagg() is not None:
-            self.session = secagg_state.load_server(self.journal.secagg())
+            self.session = secagg_state.load_server(self.journal.secagg(), self.server._identity.private)
         self.nodes = {name: self.node(name) for name in NAMES}
 
     def node(self, name, **changes):

@@ -142,10 +142,15 @@ def test_parties_are_added_and_revoked(joined):
     assert after.fingerprint != before.fingerprint
     with pytest.raises(ConfigError, match="belongs to this federation already"):
         keys.add(folder, keys.read_request(homes["eve"] / "eve.request.json"))
+    old = keys.invitation_file(folder, "ann").rename(folder / "old.json")
     keys.revoke(folder, "bob")
+    assert keys.revoked(folder / "server") == {"bob"}
     rest, _ = keys.accept(homes["ann"], keys.invitation_file(folder, "ann"))
     assert [party.name for party in rest.parties] == ["ann", "eve"]
     assert not (folder / "server" / "nodes" / "bob.pub").exists()
+    with pytest.raises(FederationError, match="older than the list of members"):  # signed, and bob is in it
+        keys.accept(homes["ann"], old)
+    assert keys.Keyring.load(homes["ann"]) == rest
     with pytest.raises(ConfigError, match="at least 2"):
         keys.revoke(folder, "eve")
 

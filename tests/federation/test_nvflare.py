@@ -69,6 +69,22 @@ def test_a_question_gets_its_answer_once(line):
     assert transport.pull(list(ids.values())) == [(ids[1], None)]
 
 
+def test_no_site_can_stand_for_another(line, monkeypatch, tmp_path):
+    """Sites can send each other messages. One that hands on a question of its own, a hello, which is for anyone,
+    must not have the other's answer count as its own: the server would send it what is for the other."""
+    engine, transport, _ = line
+    (number,) = transport.push({1: b"hello, whoever you are"}, ttl=1.0).values()  # to bob, who asks ann
+    engine.tell(apps._ANSWER, "ann", number=number, body=b"I am ann")
+    engine.tell(apps._ANSWER, "nobody known", number=number, body=b"I am ann")
+    assert transport.pull([number]) == []
+    monkeypatch.setenv(apps.SOCKET, str(tmp_path / "nobody.sock"))
+    site, flooded = apps.RelayExecutor(), Engine()
+    flooded.register_aux_message_handler(apps._QUESTION, site._on_question)
+    for count in range(100):
+        flooded.tell(apps._QUESTION, "bob", number=str(count), body=b"x" * 1000)
+    assert site._questions.qsize() == len(site._received) == apps._WAITING
+
+
 def test_who_is_there(line):
     engine, transport, now = line
     assert transport.nodes() == {0: "1", 1: "1"}

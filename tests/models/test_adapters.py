@@ -108,6 +108,7 @@ def mixing(num_outputs):
         (lambda depth: None, {}, "needs 'depth'; set model.options.depth"),
         (lambda: 3, {}, "returned int; return a dither.Model"),
         ("mlp", {}, "model='mlp' is no model"),
+        (Model(lambda key: {}, lambda params, x: x[:, :3]), {}, "no parameters to train"),
         (lambda num_outputs: models.softmax(30, num_outputs + 1), {}, r"scores of shape \(3, 4\).*\(3, 3\)"),
         (models.softmax(30, 3), {"width": 3}, "are for a factory"),
         (
@@ -155,6 +156,15 @@ def test_a_name_finds_its_file_or_its_object(tmp_path):
     assert spec.digest() != before
     with pytest.raises(SpecError, match="not a model file: it has no nett"):
         models.from_spec(spec.with_values({"model.name": f"{tmp_path / 'own.py'}:nett"}).model, 4, 3, ())
+    (tmp_path / "own.py").write_text(
+        "import equinox as eqx\ndef net(key): return eqx.nn.Linear(5, 3, key=key)\ndef none():\n    return 1 / 0\n"
+    )
+    for name, message in (
+        ("net", r"'\S*own.py' fails: .*\(it gets records of shape \(4,\) and must give 3 scores each\)"),
+        ("none", r"line 4 of '\S*own.py' fails: ZeroDivisionError"),
+    ):
+        with pytest.raises(SpecError, match=message):
+            models.from_spec(Spec().with_values({"model.name": f"{tmp_path / 'own.py'}:{name}"}).model, 4, 3, ())
     with pytest.raises(SpecError, match=r"no file 'gone.py'"):
         models.from_spec(spec.with_values({"model.name": "gone.py:net"}).model, 4, 3, ())
     given = Spec().with_values({"model.name": models.softmax(4, 3)})

@@ -79,7 +79,7 @@ def twin(session):
     """A second copy of a party: what a dishonest one can make of itself to answer two ways."""
     if isinstance(session, ClientSession):
         return state.load_client(state.save_client(session))
-    return state.load_server(state.save_server(session))
+    return state.load_server(state.save_server(session), session.signing.private)
 
 
 def without_share(answer: bytes, key: primitives.SigningKey, maker: int) -> bytes:

@@ -158,10 +158,7 @@ class RunProgress(Live):
         if self.silent:
             return
         console = terminal()
-        claim = experiment.prepared.claim
-        unit = f"/{claim.unit}" if claim.unit != "run" else ""
-        self._epsilon = self._claimed = f"claimed ε {epsilon_text(claim.value)}{unit}"
-        self._task_at_hand, self._accounting = experiment, 0.0
+        self._epsilon, self._task_at_hand, self._accounting = "", experiment, 0.0
         if note := sharing_note(experiment):
             console.print(f"note: {escape(note)}", highlight=False)
         if done:
@@ -195,7 +192,7 @@ class RunProgress(Live):
         value = self._task_at_hand.proven_epsilon(row["round"], begun)
         self._accounting += time.perf_counter() - began
         kind = "assumed" if self._task_at_hand.plan.assumed else "proven"
-        self._epsilon = f"{kind} ε {epsilon_text(value)} at round {row['round']}, {self._claimed}"
+        self._epsilon = f"{kind} ε {epsilon_text(value)} by round {row['round']}"
 
 
 def print_lines(title: str, lines: Sequence[tuple[str, str]]) -> None:

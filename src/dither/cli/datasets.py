@@ -193,13 +193,14 @@ def data_schema(
 
 
 def print_draft(drafted: Draft, schema: Schema, out: Path, *, asked: bool) -> None:
-    lines = [f"{out}: {len(schema.columns)} columns, label {schema.label.column!r}", *drafted.lines()]
+    count = len(schema.columns)
+    lines = [f"{out}: {count} column{'s' * (count != 1)}, label {schema.label.column!r}", *drafted.lines()]
     typer.echo("\n".join(lines))
     if not asked and schema.label.bounds is not None:
         low, high = schema.label.bounds
         typer.echo(
-            f"The label has many different numbers, from {low:g} to {high:g}: this is a draft for regression. If "
-            "they are names of classes, draft again with --task classification."
+            f"The label has many different numbers, within {low:g} to {high:g}: this is a draft for regression. "
+            "If they are names of classes, draft again with --task classification."
         )
     if schema.read_from_data:
         typer.echo(

@@ -86,7 +86,7 @@ def _health_endpoint(address: str, folder: Path) -> Any:
         return nullcontext()
     from dither.federation.health import Endpoint
 
-    return Endpoint(*_address(address), folder)
+    return Endpoint(*_address(address, "--health"), folder)
 
 
 # reason: one parameter an option, as Typer has it
@@ -126,6 +126,7 @@ def join(
     quiet: common.Quiet = False,
 ) -> None:
     """Take part in a federation with your own records, until the run is over."""
+    from dither.experiment.report import ADVERSARIES
     from dither.federation import joining, keys
     from dither.federation.agreement import approved_digest, describe
     from dither.federation.party import Target
@@ -166,8 +167,8 @@ def join(
         gaps = "".join(f"; not covered: {gap}" for gap in charged.numbers)
         typer.echo(
             f"ledger: proven ε {common.epsilon_text(charged.epsilon)}{limit} spent on this file in "
-            f"{charged.participations} rounds (δ = {charged.delta:.4g}, {charged.adjacency}, one who sees "
-            f"{charged.view}){gaps}"
+            f"{charged.participations} rounds (δ = {charged.delta:.4g}, {charged.adjacency}, against "
+            f"{ADVERSARIES[charged.view]}){gaps}"
         )
 
 
@@ -521,7 +522,7 @@ class _ServerView(common.Live):
         super().__init__(silent=quiet)
         self._as_json, self._console = as_json, common.terminal()
         self._task: Any = None
-        self._score = "accuracy -"
+        self._score = ""  # of a server without test records
 
     def __call__(self, event: str, facts: dict[str, Any]) -> None:
         if self.silent:
@@ -561,7 +562,7 @@ class _ServerView(common.Live):
             if facts["missing"]:
                 parts.append(f"missing {', '.join(facts['missing'])}")
             parts += [f"{name} refused: {why}" for name, why in facts["refused"].items()]
-            return "  ".join([*parts, self._score, f"{facts['seconds']:.2f} s"])
+            return "  ".join([*parts, *filter(None, [self._score]), f"{facts['seconds']:.2f} s"])
         return _LINES.get(event, "").format_map(facts)
 
 
@@ -597,10 +598,10 @@ def _print_outcome(report: Report, folder: Path) -> None:
         )
 
 
-def _address(text: str) -> tuple[str, int]:
+def _address(text: str, option: str = "--address") -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"--address {text!r} is not of the form HOST:PORT")
+        raise ConfigError(f"{option} {text!r} is not of the form HOST:PORT")
     return host.strip("[]"), int(port)
 
 

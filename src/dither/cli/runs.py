@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dither.experiment.start import Project
     from dither.experiment.sweep import Sweep
 
-DIVERGED_EXIT_CODE = 7  # of a run whose model is worthless, as public test records show; its files are kept
+DIVERGED_EXIT_CODE = 7  # the model is worthless, as public records or the model itself show; its files are kept
 
 
 # reason: one parameter an option, as Typer has it

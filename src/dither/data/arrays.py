@@ -37,6 +37,7 @@ from dither.errors import DataError, did_you_mean
 
 FOLDER_FILES = ("x.npy", "y.npy", "x_test.npy", "y_test.npy", "groups.npy", "groups_test.npy", "classes.json")
 _BLOCK_BYTES = 8 << 20  # read at a time
+_MAX_CLASSES = 1 << 16
 _MAX_RECORDS = 2**31 - 1  # row numbers are int32
 
 
@@ -436,8 +437,11 @@ def _feature_names(count: int) -> tuple[str, ...]:
 def _array_label(declared: np.ndarray | None, train: _Part, options: ArrayOptions) -> Label:
     """Classes or bounds of the labels, and whether they had to be read from the labels."""
     task = "regression" if options.label_bounds else options.task
-    if task == "auto" and declared is None and train.y.dtype.kind == "f":
-        task = propose_task(train.y)
+    if task == "auto" and declared is None and train.y.dtype.kind in "fiu":
+        whole = (
+            train.y.dtype.kind != "f" and len(np.unique(train.y)) == train.y.max() + 1
+        )  # 0, 1, ..., all of them
+        task = "classification" if whole else propose_task(train.y.astype(np.float64))
     if task != "regression":
         classes, read = _class_names(declared, train)
         return Label("y", classes, READ_FROM_DATA if read else PUBLIC)
@@ -464,6 +468,8 @@ def _class_names(declared: np.ndarray | None, train: _Part) -> tuple[tuple[str, 
     if declared is not None:
         classes = tuple(canonical(value) for value in declared)
     elif train.y.dtype.kind in "iu":
+        if train.y.max() >= _MAX_CLASSES:
+            raise DataError(f"{train.name!r}: a class has the number {train.y.max():,}; number them 0, 1, 2, ...")
         classes = tuple(str(value) for value in range(int(train.y.max()) + 1))
     else:
         classes = tuple(sorted({canonical(value) for value in np.unique(train.y)}))

@@ -485,6 +485,11 @@ def _own_schema(
         left_out = [repr(column) for column in excluded if column not in exclude]
         if left_out:
             notes = (f"left out as no features: {', '.join(left_out)} (`dither data schema` says why)",)
+        if task == "auto" and agreed.label.bounds is not None:
+            notes += (
+                "a regression, as the label has many different numbers; task = 'classification' if they "
+                "are names of classes",
+            )
     elif label and label != agreed.label.column:
         raise DataError(
             f"label={label!r}, but the schema's label column is {agreed.label.column!r}; make them agree"

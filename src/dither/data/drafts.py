@@ -43,6 +43,11 @@ _DATE = re.compile(
 )
 
 
+# "$1,200", "97%", "1.200,50": a number to a reader
+_SIGNED = re.compile(r"[+-]?[$€£¥]?\s?(\d{1,3}([,.' ]\d{3})+|\d+)([.,]\d+)?\s?[%$€£¥]?")
+_ALIKE = 0.95  # of the texts that must look like a date, or like a number with signs
+
+
 class Draft(NamedTuple):
     """A draft schema, and why each column that it leaves out is left out."""
 
@@ -127,8 +132,8 @@ def _draft_label(series: pd.Series, name: str, task: str) -> Label:
         task = propose_task(parse_numbers(texts))
     if task == "regression":
         values = number_column(series, name)
-        low, high = float(np.nanmin(values)), float(np.nanmax(values))
-        return Label(name, bounds=(low, high), bounds_from=READ_FROM_DATA)
+        bounds = rounded_bounds(float(np.nanmin(values)), float(np.nanmax(values)))
+        return Label(name, bounds=bounds, bounds_from=READ_FROM_DATA)
     if len(texts) < 2:
         content = f"only {texts[0]!r}" if texts else "no value"
         raise DataError(
@@ -139,6 +144,14 @@ def _draft_label(series: pd.Series, name: str, task: str) -> Label:
             f"label column {name!r} has {len(texts)} different values in {len(codes)} rows: too many classes; "
             f"choose another column, bin the values, or, if they are numbers, set task='regression'"
         )
+    spellings: dict[str, str] = {}
+    for text in texts:
+        other = spellings.setdefault(text.casefold(), text)
+        if other != text and len(text) > 1:  # "a" and "A" may be letters to tell apart
+            raise DataError(
+                f"label column {name!r} has classes that differ only in case, {other!r} and {text!r}; write them "
+                "alike, or list the classes in a schema"
+            )
     as_numbers = parse_numbers(texts)
     if not np.isnan(as_numbers).any():  # "2" before "10"
         texts = [texts[index] for index in np.argsort(as_numbers, kind="stable")]
@@ -174,7 +187,9 @@ class _Drafting:
         if rows < _FEW:
             return ""
         if self._is_date():
-            return "holds dates: make a number of it, such as an age or the days between two dates"
+            return "holds dates or durations: make a number of it, such as an age or the days between two dates"
+        if not self.is_number and self._share(_SIGNED) >= _ALIKE:
+            return f"holds numbers with other signs: write {self.texts[-1]!r} and the others as plain numbers"
         if self._is_id():
             grows = " that grow from row to row" if self.is_number and self._grows() else ""
             return f"looks like an id: {levels:,} different values in {rows:,} rows{grows}"
@@ -192,15 +207,20 @@ class _Drafting:
     def _is_date(self) -> bool:
         import pandas as pd
 
-        if pd.api.types.is_datetime64_any_dtype(self.series.dtype):
+        kind = self.series.dtype
+        if pd.api.types.is_datetime64_any_dtype(kind) or pd.api.types.is_timedelta64_dtype(kind):
             return True
         if self.is_number:  # 20240131
             day, month, year = self.levels % 100, self.levels // 100 % 100, self.levels // 10_000
             parts = ((day, 1, 31), (month, 1, 12), (year, 1900, 2100))
             whole = bool((self.levels == np.round(self.levels)).all())
             return whole and all(bool(((part >= low) & (part <= high)).all()) for part, low, high in parts)
+        return self._share(_DATE) >= _ALIKE
+
+    def _share(self, pattern: re.Pattern[str]) -> float:
+        """The share of the different texts that look like this."""
         some = self.texts[:: max(len(self.texts) // 200, 1)]
-        return sum(_DATE.fullmatch(text) is not None for text in some) >= 0.95 * len(some)
+        return float(np.mean([pattern.fullmatch(text) is not None for text in some]))
 
     def _is_id(self) -> bool:
         rows, levels = len(self.codes), len(self.levels)
@@ -208,7 +228,7 @@ class _Drafting:
         if not self.is_number:
             single = float(np.mean([" " not in text for text in self.texts[:1000]])) > 0.95
             return single and (named or levels > 0.9 * rows)
-        if not bool((self.levels == np.round(self.levels)).all()):
+        if not bool((self.levels == np.round(self.levels)).all()) or abs(self.levels).max() > 2**53:
             return False
         return named or (levels > rows // 20 and self._grows()) or levels == rows
 
@@ -247,6 +267,7 @@ def rounded_bounds(low: float, high: float) -> tuple[float, float]:
         low, high = low - 1, high + 1
     if 0 < low < high / 4:
         low = 0.0
-    power = 10.0 ** math.floor(math.log10((high - low) / 20))
+    exponent = math.floor(math.log10((high - low) / 20))
+    power = 10.0**exponent
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor * 20 >= high - low)
-    return (round(math.floor(low / step) * step, 12), round(math.ceil(high / step) * step, 12))
+    return (round(math.floor(low / step) * step, -exponent), round(math.ceil(high / step) * step, -exponent))

@@ -406,7 +406,7 @@ class Schema:
         """`DataError` where a label is missing, or no class."""
         missing = np.flatnonzero(codes < 0)
         if len(missing):
-            raise DataError(f"label column {self.label.column!r} is empty in row {missing[0] + 1}; remove the row")
+            raise DataError(_empty(f"label column {self.label.column!r}", missing))
         for code, value in enumerate(texts):
             if value not in self.label.classes:
                 row = int(np.flatnonzero(codes == code)[0]) + 1
@@ -422,12 +422,18 @@ def scaled_labels(values: np.ndarray, bounds: tuple[float, float], where: str) -
     low, high = bounds
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
-        kind = "empty" if np.isnan(values[bad[0]]) else "not finite"
-        raise DataError(f"{where} is {kind} in row {bad[0] + 1}; remove the row")
+        if np.isnan(values[bad[0]]):
+            raise DataError(_empty(where, bad))
+        raise DataError(f"{where} is not finite in row {bad[0] + 1}; remove the row")
     scaled: np.ndarray = ((np.clip(np.asarray(values, np.float64), low, high) - low) / (high - low)).astype(
         np.float32
     )
     return scaled
+
+
+def _empty(where: str, rows: np.ndarray) -> str:
+    more = f" and {len(rows) - 1:,} more" if len(rows) > 1 else ""
+    return f"{where} is empty in row {rows[0] + 1:,}{more}; remove rows without a label"
 
 
 def with_label_bounds(schema: Schema, bounds: Sequence[float]) -> Schema:

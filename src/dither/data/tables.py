@@ -30,6 +30,7 @@ MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "null", "NULL")
 MISSING_NUMBER = (*MISSING, "-", "--", ".", "na", "none", "None", "missing", "unknown")
 _DELIMITERS = (",;\t|", "^~:\x01\x1f")  # the second ones only where the header has none of the first
 _LAST = "\x1e"  # what a row is made of that is put after the last one (the ASCII record separator)
+_UNEQUAL = re.compile(r".*Expected (\d+) fields in line (\d+), saw (\d+)")  # as pandas says it
 _WHOLE_NUMBER = re.compile(r"[+-]?\d+\.0+")
 _ENCODINGS = {
     codecs.BOM_UTF32_LE: "utf-32",
@@ -63,7 +64,8 @@ def read_table(path: StrPath) -> pd.DataFrame:
     except DataError:
         raise
     except Exception as error:  # pandas and pyarrow raise many unrelated kinds for one bad file
-        raise DataError(f"{path.name!r} cannot be read as a {suffix[1:]} table: {first_line(error)}") from None
+        why = _UNEQUAL.sub(r"line \2 has \3 cells, the header \1; correct the line", first_line(error))
+        raise DataError(f"{path.name!r} cannot be read as a {suffix[1:]} table: {why}") from None
     frame.columns = pd.Index([str(column).strip() for column in frame.columns])
     if len(frame) == 0:
         raise DataError(f"{path.name!r} has a header but no rows; it needs at least one")
@@ -85,7 +87,8 @@ def _read_parquet(path: Path) -> pd.DataFrame:
                 f"{path.name!r}: column {field.name!r} holds {field.type} in every cell; make columns of its parts"
             )
     frame = pd.read_parquet(path)
-    return frame.astype(dict.fromkeys(frame.select_dtypes("integer").columns, np.float64))
+    whole = frame.select_dtypes("integer", exclude="timedelta").columns
+    return frame.astype(dict.fromkeys(whole, np.float64))
 
 
 def _read_csv(path: Path) -> pd.DataFrame:

@@ -450,6 +450,18 @@ def lock(path: Path, seconds: float = 0.0) -> TextIO | None:
             time.sleep(0.1)
 
 
+def is_free(path: Path) -> bool:
+    """Whether the file is there, and no process holds its lock."""
+    if not path.is_file():
+        return False
+    with open(path, "rb") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return False
+    return True
+
+
 def write_checked(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON object with a checksum of itself."""
     plain = json.loads(json.dumps(value))

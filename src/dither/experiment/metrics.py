@@ -3,6 +3,11 @@
 The metrics are scikit-learn's, and tests hold them to it; they are computed here because its import takes longer
 than a small run. Scores on public test records follow from the released model and are released with it; scores on
 anybody's private records are exact and stay local.
+
+The second half gives the warnings that a colleague would give after a run: what went wrong, and which key of the
+spec to change. Advice that is released rests on public test records and the released model alone. Where test
+records are not public it rests on the clients' records, and stays local too; whether training diverged is then told
+by what the released model says of made-up records.
 """
 
 from __future__ import annotations
@@ -196,10 +201,11 @@ def evaluate(
     return regression_scores(low + (high - low) * predicted, low + (high - low) * y)
 
 
-# Warnings that a colleague would give after a run: what went wrong, and which key of the spec to change.
+# Advice
 
 DIVERGED, TRIVIAL, CLIPPED, RISING = "diverged", "no better than trivial", "clipped", "rising loss"
 _DIVERGED_LOSS = 10.0  # times that of a constant prediction
+_WILD_SCORE = 1000.0  # of made-up records: a probability is 0 or 1 to float32 from 100 on
 _RISEN = 1.1  # times the smallest loss of the run
 _MOSTLY_CLIPPED, _CLASS_CLIPPED = 0.75, 0.9
 _LEAST_GAIN = 0.01  # of what a trivial predictor leaves to gain
@@ -275,6 +281,20 @@ def judge_run(
     name = "train_loss" if local else "loss"
     losses = [(row["round"], float(row[name])) for row in evaluations]  # "inf" and "nan" are text in a folder
     return judge(experiment, params, losses, records) if len(rows) else None
+
+
+def diverged_model(experiment: Experiment, params: Params) -> Advice | None:
+    """Whether the released model itself tells that training diverged: what it says of made-up records."""
+    x = np.random.default_rng(0).random((64, experiment.problem.x.shape[1]), np.float32)
+    size = float(np.median(np.abs(np.asarray(experiment.model.apply(params, x)))))
+    if size <= _WILD_SCORE:  # also False for NaN
+        return None
+    return Advice(
+        DIVERGED,
+        "client_lr",
+        f"training diverged: the model gives made-up records scores of about {size:.3g}, where 10 is certainty; "
+        f"lower client_lr (now {experiment.spec.client_lr:g})",
+    )
 
 
 def final_scores(experiment: Experiment, params: Params) -> dict[str, float]:

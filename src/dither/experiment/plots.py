@@ -85,6 +85,8 @@ def save(figure: Any, path: Path) -> None:
     from dither.experiment.folder import write_bytes
 
     kind = path.suffix.lower().lstrip(".") or "png"
+    figure.draw_without_rendering()  # the layout is found once, not again for each format
+    figure.set_layout_engine("none")
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "dither"}):
         for each, file in ((kind, path), ("svg", path.with_suffix(".svg"))):
             if each != kind and kind != "png":

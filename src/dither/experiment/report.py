@@ -500,11 +500,11 @@ class Report(Overview):
             *([("", self.scores.text())] if self.scores is not None else []),
             ("rounds", f"{self.rounds} in {self.seconds:.1f} s"),
             ("clients", f"{self.num_clients}, each in {times}"),
+            *((label(row), proven_text(row)) for row in self.epsilon.main),
             ("claimed ε", claim_text(self.epsilon.claimed)),
         ]
         if failing := len(self.epsilon.failing_conditions):
             lines.append(("", f"{failing} of the claim's conditions fail: dither account {self.folder}"))
-        lines += [(label(row), proven_text(row)) for row in self.epsilon.main]
         lines += [
             (f"target ε {row.target:g}", f"{who}: {client_text(row)}") for who, row in self.epsilon.by_target()
         ]

@@ -24,7 +24,7 @@ from dither.errors import BudgetExhausted, ClientRefused, DataError, DitherError
 from dither.experiment import build, plots
 from dither.experiment.build import Compiled, Experiment, build_experiment, choose
 from dither.experiment.folder import Checkpoint, RunFolder, lock, to_json, write_text
-from dither.experiment.metrics import judge_run
+from dither.experiment.metrics import diverged_model, judge_run
 from dither.experiment.report import DiskReads, Epsilon, LedgerCharge, Report, RunTraffic, encode, load
 from dither.models import leaf_name
 from dither.simulation import distributed, engine
@@ -422,8 +422,11 @@ def _judged(
     report: Report, experiment: Experiment, params: Params, folder: RunFolder
 ) -> tuple[Report, dict[str, Any]]:
     """The report with scores and advice on public test records; where there are none, those on the clients'
-    records, which stay local."""
+    records, which stay local, and whether the released model diverged."""
     public = experiment.spec.scored
+    diverged = None if public else diverged_model(experiment, params)
+    if diverged is not None:  # it needs no other advice
+        return replace(report, advice=(diverged,)), {}
     rows = folder.metrics() if public else folder.local_metrics()
     judgement = judge_run(experiment, params, rows, local=not public)
     if judgement is None:

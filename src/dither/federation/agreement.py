@@ -24,6 +24,7 @@ from dither import data, methods, models
 from dither.errors import DamagedFile, DataError, FederationError, SpecError
 from dither.experiment import build
 from dither.experiment.folder import read_checked, write_checked
+from dither.experiment.report import ADVERSARIES
 from dither.privacy import clipping
 from dither.secagg.roster import Rules
 from dither.simulation.arrays import Problem
@@ -489,13 +490,6 @@ def secagg_rules(experiment: build.Experiment) -> Rules | None:
 
 # What the owner sees
 
-_ADVERSARIES = {
-    "upload": "a server that sees each upload",
-    "sum": "a server that sees the sums",
-    "broadcast": "anyone who sees the broadcast models",
-    "final": "anyone who sees the final model",
-}
-
 
 def describe(agreement: Agreement, experiment: build.Experiment, name: str) -> list[tuple[str, str]]:
     """The agreement in plain words, for the owner of one party's data."""
@@ -536,7 +530,7 @@ def describe(agreement: Agreement, experiment: build.Experiment, name: str) -> l
             continue
         shown.add((value, row.view))
         kind, where = "assumed" if row.assumed else "proven", f"δ = {row.delta:g} ({row.adjacency})"
-        against = _ADVERSARIES[row.view] + f", {row.against}" * bool(row.against)
+        against = ADVERSARIES[row.view] + f", {row.against}" * bool(row.against)
         rows.append((f"{kind} ε", f"{value} at {where} against {against}"))
         for what in row.not_covered:
             if ("not covered", what) not in rows:

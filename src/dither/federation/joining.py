@@ -20,7 +20,7 @@ from dither.errors import DitherError, FederationError
 from dither.experiment.folder import lock
 from dither.federation import flower, keys, nvflare
 from dither.federation.agreement import Agreement, PartyData, approved_digest, held_out_rows
-from dither.federation.local import IdleTimer, answer_at
+from dither.federation.local import IdleTimer, answer_at, clock
 from dither.federation.party import Approve, Party, Target
 from dither.federation.state import PartyStore
 from dither.spec import code
@@ -84,6 +84,7 @@ def join(
         if over_flare:
             from dither.federation.nvflare import relay
 
+            _reach(server, patience, say)
             relay.start(folder, server)
             timer = IdleTimer(f"the server at {server}", idle, say)
             answer_at(relay.socket_of(folder), party.answer, until=over, timer=timer)
@@ -108,6 +109,25 @@ def join(
     )
     spent = own_ledger.spent(data_id(own_ledger, path=str(data)), EVERY_RECORD, **privacy)
     return JoinOutcome(party.name, party.answered, party.outcome, spent)
+
+
+def _reach(server: str, patience: float, say: Callable[[str], None]) -> None:
+    """Wait until the server takes connections: NVIDIA FLARE's client says nothing of one that does not."""
+    until, tries = time.monotonic() + patience, 0
+    while True:
+        try:
+            socket.create_connection(_host_and_port(server), 10.0).close()
+            return say(f"{server} takes connections")
+        except OSError as error:
+            if time.monotonic() > until:
+                raise FederationError(
+                    f"no server at {server} for {patience:.0f} s ({error}); check the address and that "
+                    "`dither serve` runs there"
+                ) from None
+            tries += 1
+            if tries & (tries - 1) == 0:  # the first, second, fourth, eighth ...
+                say(f"no connection to {server} ({error}); the last try at {clock(until - time.monotonic())}")
+            time.sleep(min(0.5 * tries, 5.0))
 
 
 @contextmanager
@@ -214,10 +234,7 @@ def _check_budget(data: Path, ledger: Path | None) -> Iterator[Finding]:
 def _check_connection(folder: Path, server: str) -> Iterator[Finding]:
     host, port = _host_and_port(server)
     if nvflare.is_used(folder):  # whose TLS asks for this party's certificate: `dither join` brings it
-        try:
-            socket.create_connection((host, port), 10.0).close()
-        except OSError as error:
-            raise FederationError(f"{server} cannot be reached: {error}") from None
+        _reach(server, 0.0, lambda line: None)
         yield Finding(True, f"{server} takes connections")
         return
     trust = ssl.create_default_context(cafile=str(folder / "ca.pem"))

@@ -68,6 +68,7 @@ class Keyring:
     id: str
     server: bytes  # Ed25519 public key of the server
     parties: tuple[PartyKeys, ...]
+    serial: int = 0  # how often parties were added or revoked
 
     def party(self, name: str) -> PartyKeys:
         for party in self.parties:
@@ -81,6 +82,7 @@ class Keyring:
             "format": FORMAT,
             "id": self.id,
             "server": self.server.hex(),
+            "serial": self.serial,
             "parties": [party.to_dict() for party in self.parties],
         }
 
@@ -106,7 +108,7 @@ class Keyring:
                 PartyKeys(each["name"], bytes.fromhex(each["identity"]), each["node_key"])
                 for each in saved["parties"]
             )
-            return cls(saved["id"], bytes.fromhex(saved["server"]), parties)
+            return cls(saved["id"], bytes.fromhex(saved["server"]), parties, int(saved.get("serial", 0)))
         except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, ConfigError):
                 raise
@@ -250,7 +252,8 @@ def add(folder: Path, party: PartyKeys) -> Keyring:
     keyring = Keyring.load(folder / "server")
     if any(each.name == party.name for each in keyring.parties):
         raise ConfigError(f"{party.name!r} belongs to this federation already; revoke it first for new keys")
-    keyring = replace(keyring, parties=(*keyring.parties, party))
+    keyring = replace(keyring, parties=(*keyring.parties, party), serial=keyring.serial + 1)
+    _save_revoked(folder, revoked(folder / "server") - {party.name})
     publish(folder, keyring)
     return keyring
 
@@ -261,11 +264,24 @@ def revoke(folder: Path, name: str) -> Keyring:
     keyring.party(name)
     rest = tuple(each for each in keyring.parties if each.name != name)
     _check_names([each.name for each in rest])
-    keyring = replace(keyring, parties=rest)
+    keyring = replace(keyring, parties=rest, serial=keyring.serial + 1)
+    _save_revoked(folder, revoked(folder / "server") | {name})
     (folder / "server" / "nodes" / f"{name}.pub").unlink(missing_ok=True)
-    (folder / "invitations" / f"{name}.json").unlink(missing_ok=True)
+    for ending in ("json", "signed.zip"):
+        (folder / "invitations" / f"{name}.{ending}").unlink(missing_ok=True)
     publish(folder, keyring)
     return keyring
+
+
+def revoked(server: Path) -> set[str]:
+    """Names of parties that were taken out; a transport with certificates of its own (NVIDIA FLARE) must know."""
+    path = server / "revoked.json"
+    return set(read_checked(path, _ADVICE)["names"]) if path.is_file() else set()
+
+
+def _save_revoked(folder: Path, names: set[str]) -> None:
+    if names or (folder / "server" / "revoked.json").is_file():
+        write_checked(folder / "server" / "revoked.json", {"names": sorted(names)})
 
 
 def invitation_file(folder: Path, name: str) -> Path:
@@ -316,6 +332,8 @@ def accept(folder: Path, invitation: Path) -> tuple[Keyring, Keyring | None]:
             )
         if before.id != keyring.id or before.server != keyring.server:
             raise FederationError(f"{str(invitation)!r} belongs to another federation than this folder")
+        if keyring.serial < before.serial:  # it would bring back who was revoked
+            raise FederationError(f"{str(invitation)!r} is older than the list of members in this folder")
         changed = [each.name for each in before.parties if each not in keyring.parties]
         renamed = [each for each in changed if any(each == other.name for other in keyring.parties)]
         if renamed:

@@ -31,7 +31,7 @@ from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
 from dither.errors import BudgetExhausted, ClientRefused, DitherError, FederationError, ProtocolAbort
 from dither.experiment import build
 from dither.experiment.counting import NAMES
-from dither.experiment.folder import read_checked, write_checked
+from dither.experiment.folder import read_checked, to_json, write_checked
 from dither.federation import engines, keys, messages
 from dither.federation.agreement import (
     Agreement,
@@ -402,6 +402,7 @@ class _CountedRun(_Masked):
                 raise ProtocolAbort(f"question {index} is announced for some of the parties only")
         names, row = self._answers.answer(message)
         if names is not None:
+            self.releases.append(index, to_json(names).encode())
             return {"round": index, "names": names}, {}
         return {"round": index}, {"upload": self._upload(index, announced, row)}
 

@@ -354,7 +354,7 @@ class Coordinator:
             return None
         saved = self.journal.secagg()
         if saved is not None:
-            session = secagg_state.load_server(saved)
+            session = secagg_state.load_server(saved, self._identity.private)
         else:
             session = ServerSession(
                 federation=session_id(self.agreement),

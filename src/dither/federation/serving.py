@@ -9,7 +9,6 @@ the run goes on after the last completed round; so does a server that is started
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -22,13 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from dither.errors import ConfigError, DitherError, FederationError, RunExists, did_you_mean
-from dither.experiment.folder import lock, write_text
+from dither.experiment.folder import is_free, lock, write_text
 from dither.experiment.report import Report
 from dither.federation import keys
+from dither.federation.health import new_events
 from dither.spec import Spec
 
 APP = Path(__file__).parent / "app"  # the Flower app: what `flwr run` takes
 _WATCHED = "DITHER_SERVE_PROCESS"  # tells the coordinator whose end is its end
+_FOLDER = "DITHER_SERVE_FOLDER"  # and where paths of the spec begin: NVIDIA FLARE works in a folder of its own
 _STARTS = 4  # of the coordinator in a row, without a completed round between them
 _UNLOCK_SECONDS = 60.0  # for the coordinator before to end
 # For a coordinator to say its first word. Flower gives a ServerApp 30 s to start. Where a machine is too busy for
@@ -68,10 +69,11 @@ def serve(
             f"the server's certificate expired on {ends:%Y-%m-%d}; issue a new one with `dither federation renew`"
         )
     keys.check_server(keys_folder)
+    _check_spec(spec, len(names) - len(without), begun=(run_folder / "spec.toml").is_file())
     with alone(run_folder):
         _ask(run_folder, spec)
         (run_folder / "progress.jsonl").touch()
-        environment = {_WATCHED: str(os.getpid())}
+        environment = {_WATCHED: str(os.getpid()), _FOLDER: os.getcwd()}
         if data_dir is not None:
             environment["DITHER_DATA"] = str(data_dir)
         config = {
@@ -180,6 +182,17 @@ def alone(run_folder: Path) -> Iterator[None]:
         yield
 
 
+def _check_spec(spec: Spec, parties: int, *, begun: bool) -> None:
+    """What would otherwise be noticed when all parties have come."""
+    for key in ("schema", "test_path"):
+        path = getattr(spec.data, key)
+        if path and not Path(path).is_file():
+            raise ConfigError(f"data.{key}={path!r}: there is no such file")
+    chosen = begun or spec.privacy.project_epsilon  # by the agreement, or later by Dither
+    if not chosen and spec.num_clients not in (0, parties):
+        raise ConfigError(f"num_clients={spec.num_clients}, but {parties} parties take part: set it to {parties}")
+
+
 def _ask(run_folder: Path, spec: Spec) -> None:
     """Leave the spec for the coordinator, or see that it is the one of the run that goes on."""
     asked = run_folder / "asked.toml"
@@ -218,7 +231,7 @@ def _watch(
             continue
         heard, up = time.monotonic(), False
         while True:
-            at, lines = _new_lines(progress, at)
+            at, lines = new_events(progress, at)
             for facts in lines:
                 heard = time.monotonic()
                 event = facts.pop("event")
@@ -241,7 +254,7 @@ def _watch(
                 break
             if not up and time.monotonic() - heard > _QUIET_SECONDS:
                 raise FederationError(f"the coordinator did not start; see {_log(run_folder)}")
-            if up and not lines and _unlocked(run_folder / "lock") and not _new_lines(progress, at)[1]:
+            if up and not lines and is_free(run_folder / "lock") and not new_events(progress, at)[1]:
                 on_event("restart", {"what": "the coordinator"})
                 break
             time.sleep(0.1)
@@ -257,27 +270,11 @@ def _log(run_folder: Path) -> Path:
     return flare if flare.is_file() else run_folder / "superlink.log"
 
 
-def _new_lines(path: Path, at: int) -> tuple[int, list[dict[str, Any]]]:
-    with open(path, "rb") as file:
-        file.seek(at)
-        content = file.read()
-    end = content.rfind(b"\n") + 1
-    return at + end, [json.loads(line) for line in content[:end].splitlines()]
-
-
 def _end(process: int, lock: Path) -> None:
     """End a coordinator that still holds its journal."""
-    if not _unlocked(lock):
+    if not is_free(lock):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(process, signal.SIGKILL)  # every file of its is whole at any moment
-
-
-def _unlocked(path: Path) -> bool:
-    """Whether a coordinator has begun, and none holds the journal any more."""
-    handle = lock(path) if path.is_file() else None
-    if handle is not None:
-        handle.close()
-    return handle is not None
 
 
 def _error(facts: Mapping[str, Any]) -> DitherError:
@@ -323,6 +320,7 @@ def coordinate(transport: Any, config: Mapping[str, Any], after_round: Callable[
     run = Path(str(config["run"]))
     journal = Journal(run)
     _end_with(os.environ.get(_WATCHED, ""))
+    os.chdir(os.environ.get(_FOLDER, "."))
 
     def tell(event: str, facts: dict[str, Any]) -> None:
         journal.progress(event, **facts)

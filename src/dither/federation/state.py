@@ -21,7 +21,7 @@ At the server (`Journal`), a run folder with a few files more:
     terms.json      the agreement that was sent out
     rounds.jsonl    one line for every completed round: who counted, who was missing or refused, and why
     excluded.json   who was caught in a lie, in which round and in which lie: asked nothing any more
-    secagg.json     keys and the open round of secure aggregation (mode 0600)
+    secagg.json     public keys and the open round of secure aggregation (mode 0600)
     progress.jsonl  what happens, for whoever watches
     signature.json  the server's signature of the finished run
 
@@ -56,7 +56,15 @@ COMPUTED = "computed"
 _SIGNATURE = "signature.json"
 _SIGNED = (
     *("spec.toml", "schema.toml", "terms.json", "provenance.json", "rounds.jsonl", "metrics.jsonl"),
-    *("excluded.json", "summary.json", "model.safetensors", "plot.png"),
+    *(
+        "excluded.json",
+        "summary.json",
+        "model.safetensors",
+        "plot.png",
+        "plot.svg",
+        "statistics.json",
+        "scores.json",
+    ),
 )
 
 

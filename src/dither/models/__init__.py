@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dither.errors import SpecError, did_you_mean
+from dither.errors import DitherError, SpecError, did_you_mean
 from dither.models.windows import max_pool
 from dither.spec import MODELS, code, model_file
 from dither.types import Array, Key, Params
@@ -44,11 +44,11 @@ _LARGEST_RESIDUAL = 2.0**30
 
 def cross_entropy(scores: Array, y: Array) -> Array:
     """Sigmoid cross-entropy for scores `[n]`, softmax cross-entropy for `[n, classes]`."""
-    import optax  # not at the top: a proof needs no loss and should not wait for it
-
     if scores.ndim == 1:
-        return optax.sigmoid_binary_cross_entropy(scores, y.astype(scores.dtype))
-    return optax.softmax_cross_entropy_with_integer_labels(scores, y)
+        y = y.astype(scores.dtype)
+        return -y * jax.nn.log_sigmoid(scores) - (1 - y) * jax.nn.log_sigmoid(-scores)
+    of_label = jnp.take_along_axis(scores, y[:, None], axis=-1)[:, 0]
+    return jax.nn.logsumexp(scores, axis=-1) - of_label
 
 
 def weighted_cross_entropy(weights: Sequence[float]) -> Loss:
@@ -332,7 +332,13 @@ def _own_model(spec: ModelSpec, num_features: int, num_classes: int, image_shape
         module = code.module_of_content(file, code.file_content(file), (factory,), "model file")
         source = getattr(module, factory)
     shape = adapters.Shape(tuple(image_shape) or (num_features,), num_classes or 1)
-    model = adapters.adapted(source, shape, spec.options)
+    try:
+        model = adapters.adapted(source, shape, spec.options)
+    except Exception as error:
+        if named is None or isinstance(error, DitherError):
+            raise
+        needs = f"it gets records of shape {shape.record} and must give {shape.num_outputs} scores each"
+        raise SpecError(f"{code.failed(named[0], error)} ({needs})") from error
     return Model(model.init, model.apply, name=spec.name)
 
 

@@ -259,7 +259,10 @@ def _refuse_mixing(layers: Iterable[str]) -> None:
 
 def _fitting(model: Model, shape: Shape) -> Model:
     """The model, with one score a record as `[n]`; `SpecError` where it does not give every record its own."""
-    for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))):
+    leaves = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))
+    if not any(leaf.size for leaf in leaves):
+        raise SpecError("your model has no parameters to train")
+    for leaf in leaves:
         if leaf.dtype != jnp.float32:
             raise SpecError(f"your model has parameters of type {leaf.dtype}; Dither trains float32")
     x = np.random.default_rng(0).random((3, math.prod(shape.record)), np.float32)

@@ -4,9 +4,9 @@ A client's state holds its private keys and, while a round is open, the seed of 
 what the client masks. Keep it as you would keep a TLS key. Store the newest state before a message leaves the
 process, and never restore an older one: the rules that protect the client are only as old as its state.
 
-A server's state holds its signing key and where the open round stands, but no uploads: an attempt that was
-collecting begins anew (send `announcement()` again; clients answer with the same bytes), one that was being opened
-is over.
+A server's state holds public keys and where the open round stands: no uploads, and no private key, because run
+folders are passed on. An attempt that was collecting begins anew (send `announcement()` again; clients answer with
+the same bytes), one that was being opened is over.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def load_client(data: bytes) -> ClientSession:
 
 
 def save_server(session: ServerSession) -> bytes:
-    """The server's key, its roster, and where the open round stands."""
+    """The server's roster, and where the open round stands."""
     newest = session._attempt
     return _dump(
         "server",
@@ -94,7 +94,6 @@ def save_server(session: ServerSession) -> bytes:
             "federation": session.federation.hex(),
             "rules": list(session.rules),
             "pins": _pins(session.pins),
-            "signing": session.signing.private.hex(),
             "members": [
                 [m.id, m.signing.hex(), m.agreement.hex(), m.nonce.hex(), m.signature.hex()]
                 for m in session.listed()
@@ -106,15 +105,16 @@ def save_server(session: ServerSession) -> bytes:
     )
 
 
-def load_server(data: bytes) -> ServerSession:
-    """The server as it was when `save_server` was called, without the uploads of the open attempt."""
+def load_server(data: bytes, signing: bytes) -> ServerSession:
+    """The server with this private key as it was when `save_server` was called, without the uploads of the open
+    attempt."""
 
     def build(state: dict[str, Any]) -> ServerSession:
         session = ServerSession(
             federation=bytes.fromhex(state["federation"]),
             rules=Rules(*state["rules"]),
             pins=_read_pins(state["pins"]),
-            signing=bytes.fromhex(state["signing"]),
+            signing=signing,
         )
         session.enrol(Member(int(who), *map(bytes.fromhex, keys)) for who, *keys in state["members"])
         session.roster = _roster(session.federation, state["roster"])

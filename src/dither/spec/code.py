@@ -51,13 +51,19 @@ def module_of_content(name: str, content: bytes, required: tuple[str, ...], kind
     try:
         exec(compile(content, name, "exec"), module.__dict__)  # noqa: S102
     except Exception as error:  # whatever a user's file does
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == name]
-        where = f"line {lines[-1]} of {name!r}" if lines else repr(name)
-        raise SpecError(f"{where} fails: {type(error).__name__}: {error}") from error
+        raise failed(name, error) from error
     missing = [each for each in required if not hasattr(module, each)]
     if missing:
         raise SpecError(f"{name!r} is not a {kind}: it has no {' and no '.join(missing)}")
     return module
+
+
+def failed(name: str, error: Exception) -> SpecError:
+    """What to say of an exception that a user's file raised: the file's line, and the exception's first."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == name]
+    where = f"line {lines[-1]} of {name!r}" if lines else repr(name)
+    what = (str(error).strip().splitlines() or [""])[0]
+    return SpecError(f"{where} fails: {type(error).__name__}: {what}")
 
 
 def register_model(model: Any, name: str = "") -> str:

@@ -37,8 +37,6 @@ _CALLS = (
     "pull-object",
     "push-object",
     "confirm-message-received",
-    "get-run",
-    "get-fab",
 )
 _OPEN = frozenset(f"/v1/fleet/{call}" for call in _CALLS)
 _HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"host", b"upgrade"})

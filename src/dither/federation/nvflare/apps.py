@@ -21,6 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ _STUCK_SECONDS = 3.0  # without an answer, before the coordinator looks at who h
 _JOIN_SECONDS = 20.0  # for a connected site's job process to speak
 _LISTED = 1024  # newest questions that a site confirms
 _KEPT = 2  # newest answers that a site can send again
+_WAITING = 16  # questions that a site holds: the coordinator asks one after the other
 
 
 class AuxTransport:
@@ -106,9 +108,11 @@ class AuxTransport:
             raise TransportRestart(f"{', '.join(absent)} came back")
 
     def _on_answer(self, topic: str, request: Any, fl_ctx: Any) -> Any:
-        number, body = request.get("number"), request.get("body")
+        number, body = str(request.get("number")), request.get("body")
         with self._news:
-            if number in self._open and (body is None or isinstance(body, bytes)):
+            asked, _ = self._open.get(number, (None, 0.0))
+            # Of the site that was asked alone: another one may have handed it the question, to stand for it.
+            if asked == self._numbers.get(_peer(fl_ctx), -1) and (body is None or isinstance(body, bytes)):
                 del self._open[number]
                 self._answers[number] = body
                 self._heard_anything = time.monotonic()
@@ -116,7 +120,7 @@ class AuxTransport:
         return make_reply(ReturnCode.OK)
 
     def _on_presence(self, topic: str, request: Any, fl_ctx: Any) -> Any:
-        site = str(fl_ctx.get_peer_context().get_identity_name())
+        site = _peer(fl_ctx)
         mark = str(request.get("mark") or "")
         received, answered = (_strings(request.get(key)) for key in ("received", "answered"))
         now = time.monotonic()
@@ -167,7 +171,7 @@ class RelayExecutor(Executor):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self._path = Path(os.environ[SOCKET])
-        self._questions: queue.Queue[tuple[str, bytes]] = queue.Queue()
+        self._questions: queue.Queue[tuple[str, bytes]] = queue.Queue(_WAITING)
         self._received: deque[str] = deque(maxlen=_LISTED)
         self._answers: dict[str, bytes | None] = {}  # the newest, by question
 
@@ -199,8 +203,9 @@ class RelayExecutor(Executor):  # type: ignore[misc]
     def _on_question(self, topic: str, request: Any, fl_ctx: Any) -> Any:
         number, body = request.get("number"), request.get("body")
         if isinstance(number, str) and isinstance(body, bytes):
-            self._received.append(number)
-            self._questions.put((number, body))
+            with suppress(queue.Full):  # not confirmed: the server asks again
+                self._questions.put_nowait((number, body))
+                self._received.append(number)
         return make_reply(ReturnCode.OK)
 
     def _answer_all(self) -> None:
@@ -232,6 +237,11 @@ def _shareable(**values: Any) -> Any:
     shareable = Shareable()
     shareable.update(values)
     return shareable
+
+
+def _peer(fl_ctx: Any) -> str:
+    """The site that sent a message, as it says."""
+    return str(fl_ctx.get_peer_context().get_identity_name())
 
 
 def _strings(listed: Any) -> set[str]:

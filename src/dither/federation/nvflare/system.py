@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import ipaddress
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dither.errors import FederationError
+from dither.federation import keys
 from dither.federation.local import separate_process, stop
 from dither.federation.nvflare import ADMIN_KIT, CONNECTED, KIT, kits
 
@@ -26,7 +28,8 @@ _SETTLE_SECONDS = 12.0  # for sites to connect again before a job begins without
 
 
 class FlareServer:
-    """`with FlareServer(...)`: FLARE's server on an address, its files in the run folder."""
+    """`with FlareServer(...)`: FLARE's server on an address. Its jobs are in the run folder, which may be passed
+    on. Its kits hold private keys: they are copied within the server's own folder, and gone when it ends."""
 
     controller = kits.CONTROLLER
 
@@ -35,14 +38,17 @@ class FlareServer:
     ) -> None:
         self.folder, self._env = run_folder, {**os.environ, **env}
         self._keys, (self._host, self._port) = keys_folder, address
-        self._kit, self._admin_kit = run_folder / KIT / "server", run_folder / KIT / "admin"
+        own = hashlib.sha256(str(run_folder).encode()).hexdigest()[:16]
+        self._kits = keys_folder / "nvflare-runs" / own
+        self._kit, self._admin_kit = self._kits / "server", self._kits / "admin"
         self.address = f"{self._host}:{self._port}"
         self._process: subprocess.Popen[bytes] | None = None
         self._session: Any = None
         self._next_look = 0.0
 
     def __enter__(self) -> FlareServer:
-        shutil.rmtree(self.folder / KIT, ignore_errors=True)  # what a killed server left: its jobs are over
+        for left in (self.folder / KIT, self._kits):  # by a killed server: its jobs are over
+            shutil.rmtree(left, ignore_errors=True)
         shutil.copytree(self._keys / KIT, self._kit)
         shutil.copytree(self._keys / ADMIN_KIT, self._admin_kit)
         self._place()
@@ -58,6 +64,8 @@ class FlareServer:
             self._process = subprocess.Popen(command, env=self._env, **streams, **separate_process())
         try:
             self._connect()
+            for name in keys.revoked(self._keys):  # its certificate is still good for FLARE
+                self._session.disable_client(name)
         except BaseException:
             self.__exit__()
             raise
@@ -117,6 +125,7 @@ class FlareServer:
         if self._process is not None:
             stop(self._process)
             self._process = None
+        shutil.rmtree(self._kits, ignore_errors=True)
 
     def connected(self) -> set[str]:
         """Sites whose FLARE client is connected."""
