@@ -6,8 +6,8 @@ anybody's private records are exact and stay local.
 
 The second half gives the warnings that a colleague would give after a run: what went wrong, and which key of the
 spec to change. Advice that is released rests on public test records and the released model alone. Where test
-records are not public it rests on the clients' records, and stays local too; whether training diverged is then told
-by what the released model says of made-up records.
+records are not public it rests on the clients' records, and stays local too; whether training diverged is then
+told by what the released model says of made-up records.
 """
 
 from __future__ import annotations
