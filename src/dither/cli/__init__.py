@@ -13,12 +13,12 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from dither.cli import datasets, federations, look, plans, privacy, runs
+from dither.cli import common, datasets, federations, look, plans, privacy, runs
 from dither.cli.common import OWN_PROCESS, Program, file_error, outlive_readers, print_error
 from dither.errors import DitherError
 from dither.types import __version__
 
-app = typer.Typer(
+app = common.Commands(
     name="dither",
     cls=Program,
     help="Differentially private federated learning that reports claimed, proven and attacked ε.",
@@ -42,7 +42,8 @@ PANELS = {
 }
 _PANEL = {name: panel for panel, names in PANELS.items() for name in names}
 for _command in COMMANDS:
-    app.command(rich_help_panel=_PANEL.get(_command.__name__))(_command)
+    _kind = look.WebCommand if _command is look.web else common.Command
+    app.command(rich_help_panel=_PANEL.get(_command.__name__), cls=_kind)(_command)
 for _name, _group in GROUPS.items():
     app.add_typer(_group, name=_name, rich_help_panel=_PANEL.get(_name))
 

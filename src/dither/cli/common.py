@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, Self, TypeVar
 
 import click
 import typer
 from typer import Option
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from dither.errors import DitherError, ProcessError, SpecError
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from dither.experiment.build import Experiment
     from dither.experiment.report import Report
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 # Options
 
 OWN_PROCESS = "own process"  # the context's object where a command has the process to itself
 
-Json = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
-Quiet = Annotated[bool, Option("--quiet", "-q", help="Print errors only; the exit code tells the outcome.")]
 DataDir = Annotated[
     Path | None, Option("--data-dir", help="Folder with local copies of the data sets (or set $DITHER_DATA).")
 ]
@@ -60,6 +60,53 @@ Task = Annotated[str, Option(help="classification, regression, or auto: by the l
 Classes = Annotated[str, Option(help="Public classes of the label, separated by commas.")]
 Drop = Annotated[list[str] | None, Option(metavar="COLUMN", help="Leave this column out.")]
 Keep = Annotated[list[str] | None, Option(metavar="COLUMN", help="Keep this column, whatever it looks like.")]
+
+
+class Output(NamedTuple):
+    """How a command speaks: text, JSON (--json), or errors only (--quiet)."""
+
+    json: bool = False
+    quiet: bool = False
+
+    @property
+    def text(self) -> bool:
+        return not (self.json or self.quiet)
+
+
+def output() -> Output:
+    """What --json and --quiet of the command at hand ask for."""
+    context = click.get_current_context(silent=True)
+    return Output(**context.meta.get(_OUTPUT, {})) if context is not None else Output()
+
+
+_OUTPUT = "dither.output"
+
+
+class Command(TyperCommand):
+    """A command with --json and --quiet; `output` says what they ask for."""
+
+    quiet_help = "Print errors only; the exit code tells the outcome."
+
+    def __init__(self, name: str | None, *, params: list[click.Parameter] | None = None, **settings: Any) -> None:
+        def note(context: click.Context, option: click.Parameter, value: bool) -> None:
+            context.meta.setdefault(_OUTPUT, {})[option.name] = value
+
+        flags = {("--json",): "Print JSON instead of text.", ("--quiet", "-q"): self.quiet_help}
+        added = [
+            TyperOption(
+                param_decls=list(names), is_flag=True, default=False, help=text, expose_value=False, callback=note
+            )
+            for names, text in flags.items()
+        ]
+        super().__init__(name, params=[*(params or []), *added], **settings)
+
+
+class Commands(typer.Typer):
+    """A group whose commands all have --json and --quiet."""
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[F], F]:
+        decorator: Callable[[F], F] = super().command(name, **{"cls": Command, **settings})
+        return decorator
 
 
 def presets(incomplete: str) -> list[str]:
@@ -231,19 +278,18 @@ def print_event(event: str, **facts: Any) -> None:
     typer.echo(to_json({"event": event, **facts}))
 
 
-def emit(value: Any, as_json: bool, quiet: bool) -> bool:
+def emit(value: Any) -> bool:
     """Print a value as JSON if --json asks for it. True: the command should print text instead."""
-    if as_json:
+    if output().json:
         from dither.experiment.folder import to_json
 
         typer.echo(to_json(value, indent=2))
-    return not (as_json or quiet)
+    return output().text
 
 
-def print_table(
-    rows: list[dict[str, Any]], *, as_json: bool = False, quiet: bool = False, title: str = "", footer: str = ""
-) -> None:
-    if not emit(rows, as_json, quiet):
+def print_table(rows: list[dict[str, Any]], *, title: str = "", footer: str = "") -> None:
+    """Rows as a table, or as JSON."""
+    if not emit(rows):
         return
     from rich.table import Table
 
@@ -469,12 +515,7 @@ _CHILD_SECONDS = 5.0  # for another process to exit after this one is done
 
 @contextmanager
 def several(
-    processes: int | None,
-    process: int | None,
-    coordinator: str | None,
-    *,
-    silent: bool,
-    advice: Callable[[], str] = lambda: "",
+    processes: int | None, process: int | None, coordinator: str | None, *, advice: Callable[[], str] = lambda: ""
 ) -> Iterator[None]:
     """Connect to the other processes, if there are any; start them where nobody else does. `advice` says how to
     continue after one of them was lost."""
@@ -482,7 +523,7 @@ def several(
     if count == 1:
         yield
         return
-    number = process or 0
+    number, silent = process or 0, output().quiet
     children: list[subprocess.Popen[bytes]] = []
     try:
         if coordinator is None:

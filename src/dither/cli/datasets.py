@@ -14,13 +14,13 @@ from dither.errors import SpecError
 if TYPE_CHECKING:
     from dither.data import Draft, Schema
 
-app = typer.Typer(
+app = common.Commands(
     help="List, download and describe data sets; draft a schema for your own table.", no_args_is_help=True
 )
 
 
 @app.command("list")
-def data_list(as_json: common.Json = False, quiet: common.Quiet = False) -> None:
+def data_list() -> None:
     """List the data sets that can be used by name."""
     from dither import data
 
@@ -34,22 +34,19 @@ def data_list(as_json: common.Json = False, quiet: common.Quiet = False) -> None
         for entry in data.entries().values()
     ]
     footer = "your own: dither run ... --set data.path=FILE --set data.label=COLUMN"
-    common.print_table(rows, as_json=as_json, quiet=quiet, title="Data sets", footer=footer)
+    common.print_table(rows, title="Data sets", footer=footer)
 
 
 @app.command("get")
 def data_get(
-    name: Annotated[str, Argument(help="A data set of `dither data list`.")],
-    data_dir: common.DataDir = None,
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
+    name: Annotated[str, Argument(help="A data set of `dither data list`.")], data_dir: common.DataDir = None
 ) -> None:
     """Download a data set, verify it, and keep it in the cache."""
     from dither import data
 
     with common.on_interrupt("complete files are kept; run the same command to continue"):
-        files = data.get(name, data_dir=data_dir, progress=None if as_json or quiet else common.say)
-    if not common.emit({"name": name, "files": [str(path) for path in files]}, as_json, quiet):
+        files = data.get(name, data_dir=data_dir, progress=None if not common.output().text else common.say)
+    if not common.emit({"name": name, "files": [str(path) for path in files]}):
         return
     for path in files:
         typer.echo(str(path))
@@ -73,8 +70,6 @@ def data_describe(
         Path | None, Option(help="Where to save the picture (default: NAME-PARTITION.png).")
     ] = None,
     data_dir: common.DataDir = None,
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
 ) -> None:
     """Describe a data set and how it would be split among clients, as a table and a picture."""
     from dither import data
@@ -108,7 +103,7 @@ def data_describe(
     table = data.partition_table(dataset, federation)
     rows = [{"client": row.client, "records": row.records, "classes": row.counts} for row in table]
     local = {"local": True} if own else {}
-    if not common.emit({**facts, "clients": rows, "picture": str(path), **local}, as_json, quiet):
+    if not common.emit({**facts, "clients": rows, "picture": str(path), **local}):
         return
     hidden = ("name", "notes", "covered")
     known = {key.replace("_", " "): value for key, value in facts.items() if key not in hidden and value}
@@ -156,8 +151,6 @@ def data_schema(
     classes: common.Classes = "",
     ledger: common.LedgerFile = None,
     new_ledger: common.NewLedger = False,
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
 ) -> None:
     """Write a schema for your own tables: a draft that is read from the records until you confirm it, or, with
     --private, one that an ε covers."""
@@ -188,7 +181,7 @@ def data_schema(
         "left_out": drafted.excluded,
         **({} if schema.privacy is None else {"privacy": schema.privacy._asdict()}),
     }
-    if common.emit(facts, as_json, quiet):
+    if common.emit(facts):
         print_draft(drafted, schema, out, asked=task != "auto")
 
 

@@ -20,7 +20,7 @@ from dither.errors import ConfigError, FederationError
 if TYPE_CHECKING:
     from dither.experiment.report import Report
 
-app = typer.Typer(
+app = common.Commands(
     help="A real federation: keys, certificates, and whether a party can take part.", no_args_is_help=True
 )
 ServerFolder = Annotated[
@@ -53,8 +53,6 @@ def serve(
     wait: Annotated[float, Option(help="Seconds to wait for the parties to connect and agree.")] = 3600.0,
     health: Annotated[str, Option(metavar="HOST:PORT", help="Answer GET /health there, in plain HTTP.")] = "",
     data_dir: common.DataDir = None,
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
 ) -> None:
     """Run a federation: wait for the parties, make an agreement, train, and leave a run folder."""
     from dither.spec import Spec
@@ -69,15 +67,15 @@ def serve(
     with (
         common.on_interrupt(f"go on with the same command and --out {shlex.quote(str(folder))}"),
         _health_endpoint(health, folder),
-        _ServerView(as_json, quiet) as view,
+        _ServerView() as view,
     ):
         report = serving.serve(
             spec, keys_folder=federation, run_folder=folder, host=host, port=port,
             without=tuple(without or ()), wait_seconds=wait, data_dir=data_dir, on_event=view,
         )  # fmt: skip
-    if as_json:
+    if common.output().json:
         common.print_event("done", folder=str(folder), **report.to_dict())
-    elif not quiet:
+    elif common.output().text:
         _print_outcome(report, folder)
 
 
@@ -122,8 +120,6 @@ def join(
     behind_supernode: Annotated[
         bool, Option("--behind-supernode", help="Serve a Flower SuperNode on this machine.")
     ] = False,
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
 ) -> None:
     """Take part in a federation with your own records, until the run is over."""
     from dither.experiment.report import ADVERSARIES
@@ -136,30 +132,30 @@ def join(
     def ask(agreement: Any, experiment: Any) -> str:
         name, purpose = keys.party_name(federation), getattr(agreement, "purpose", "")
         rows = agreement.describe(name) if purpose else describe(agreement, experiment, name)
-        if as_json:
+        if common.output().json:
             common.print_event("terms", digest=agreement.digest, terms=dict(rows))
-        elif not quiet:
+        elif common.output().text:
             table = [{"what": what, "agreement": value} for what, value in rows]
             common.print_table(table, title="What you are asked to agree to")
         before = approved_digest(federation, purpose)
-        return _approval(agreement.digest, before, yes=yes, named=approve, silent=as_json or quiet)
+        return _approval(agreement.digest, before, yes=yes, named=approve, silent=not common.output().text)
 
     with common.on_interrupt("the same command takes up where this one ended"):
         result = joining.join(
             data, label=label, server=server, folder=federation, ledger=ledger, new_ledger=new_ledger,
             approve=ask, files=[*(method or ()), *(model or ())], seeded=test, patience=patience, idle=idle,
             target=None if epsilon is None else Target(epsilon, delta), behind_supernode=behind_supernode,
-            say=_notes(as_json, quiet),
+            say=_notes(),
         )  # fmt: skip
     outcome = result.outcome or {}
-    if as_json:
+    if common.output().json:
         spent = [
             {"epsilon": each.epsilon, "budget": each.budget.epsilon if each.budget else None, "delta": each.delta,
              "view": each.view, "adjacency": each.adjacency, "participations": each.participations}
             for each in result.spent
         ]  # fmt: skip
         common.print_event("done", party=result.party, answered=result.answered, outcome=outcome, spent=spent)
-    if as_json or quiet:
+    if not common.output().text:
         return
     typer.echo(f"the run is over: {outcome.get('rounds')} rounds, this party answered {result.answered}")
     for charged in result.spent:
@@ -172,13 +168,14 @@ def join(
         )
 
 
-def _notes(as_json: bool, quiet: bool) -> Callable[[str], None]:
+def _notes() -> Callable[[str], None]:
     """Prints a line on the way, as text or as an event."""
+    asked = common.output()  # known to this thread alone
 
     def say(line: str) -> None:
-        if as_json:
+        if asked.json:
             common.print_event("note", text=line)
-        elif not quiet:
+        elif asked.text:
             typer.echo(line)
 
     return say
@@ -219,8 +216,6 @@ def init(
     days: Days = 825,
     transport: Transport = "flower",
     port: Annotated[int, Option(help="Port of the server (nvflare).")] = 9440,
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
 ) -> None:
     """Create a federation from the requests of its parties, or with everybody's keys in one place."""
     from dither.federation import keys
@@ -239,7 +234,7 @@ def init(
             keys.publish(folder, keyring)  # with the fingerprint of FLARE's CA
             for path in requests:
                 _approve_kit(folder, path)
-        _print_members(folder, keyring, as_json=as_json, quiet=quiet)
+        _print_members(folder, keyring)
         return
     keys.create(folder, names, hosts=hosts, days=days)
     if transport == "nvflare":
@@ -248,7 +243,7 @@ def init(
         provision(folder, names, host=hosts[0], port=port)
     handed = {name: folder / "parties" / name for name in names}
     made = {"server": folder / "server", "parties": handed, "keep_offline": folder / "ca"}
-    if not common.emit(made, as_json, quiet):
+    if not common.emit(made):
         return
     typer.echo(f"server: {folder / 'server'}")
     for name, path in handed.items():
@@ -278,12 +273,12 @@ def _require(transport: str) -> None:
     (nvflare if transport == "nvflare" else flower).require()
 
 
-def _print_members(folder: Path, keyring: Any, *, as_json: bool, quiet: bool) -> None:
+def _print_members(folder: Path, keyring: Any) -> None:
     from dither.federation import keys
 
     invitations = {party.name: keys.invitation_file(folder, party.name) for party in keyring.parties}
     facts = {"server": folder / "server", "invitations": invitations, "fingerprint": keyring.fingerprint}
-    if common.emit(facts, as_json, quiet):
+    if common.emit(facts):
         typer.echo(f"server: {folder / 'server'}; keep offline: {folder / 'ca'}")
         for name, path in invitations.items():
             kit = path.with_name(f"{name}.signed.zip")
@@ -297,8 +292,6 @@ def request(
     name: Annotated[str, Argument(metavar="NAME", help="Your party's name in the federation.")],
     folder: Annotated[Path | None, Option("--out", metavar="DIR", help="Folder to make (default: NAME).")] = None,
     transport: Transport = "flower",
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
 ) -> None:
     """Make your party's own keys, and the request that you send to the organiser."""
     from dither.federation import keys
@@ -313,7 +306,7 @@ def request(
 
         paths.append(kits.request(folder, name))
     facts = {"folder": folder, "request": paths[0], "also": paths[1:], "identity": party.identity.hex()}
-    if common.emit(facts, as_json, quiet):
+    if common.emit(facts):
         typer.echo(f"your folder: {folder} (its private keys never leave it)")
         typer.echo(f"send to the organiser: {' and '.join(map(str, paths))} (public keys, signed)")
 
@@ -322,8 +315,6 @@ def request(
 def accept(
     invitation: Annotated[Path, Argument(metavar="FILE", help="The organiser's invitation.")],
     federation: PartyFolder,
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
 ) -> None:
     """Store the list of members in your party's folder, and show what changed."""
     from dither.federation import keys
@@ -340,7 +331,7 @@ def accept(
     known = names if before is None else [party.name for party in before.parties]
     added, removed = [name for name in names if name not in known], [name for name in known if name not in names]
     facts = {"parties": names, "added": added, "removed": removed, "fingerprint": keyring.fingerprint}
-    if common.emit(facts, as_json, quiet):
+    if common.emit(facts):
         typer.echo(f"members: {', '.join(names)}")
         for what, changed in (("added", added), ("removed", removed)):
             if changed:
@@ -350,10 +341,7 @@ def accept(
 
 @app.command("add")
 def add(
-    folder: MadeFolder,
-    path: Annotated[Path, Argument(metavar="FILE", help="The new party's request.")],
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
+    folder: MadeFolder, path: Annotated[Path, Argument(metavar="FILE", help="The new party's request.")]
 ) -> None:
     """Let a party in. Everybody gets a new invitation; runs that have begun are not affected."""
     from dither.federation import keys
@@ -361,33 +349,28 @@ def add(
     keyring = keys.add(folder, keys.read_request(path))
     if keys.transport_ca(folder):
         _approve_kit(folder, path)
-    _print_members(folder, keyring, as_json=as_json, quiet=quiet)
+    _print_members(folder, keyring)
 
 
 @app.command("revoke")
 def revoke(
-    folder: MadeFolder,
-    name: Annotated[str, Argument(metavar="NAME", help="The party to take out.")],
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
+    folder: MadeFolder, name: Annotated[str, Argument(metavar="NAME", help="The party to take out.")]
 ) -> None:
     """Take a party out. Copy server/federation.json to the server and start it again: it no longer admits it."""
     from dither.federation import keys
 
-    _print_members(folder, keys.revoke(folder, name), as_json=as_json, quiet=quiet)
+    _print_members(folder, keys.revoke(folder, name))
 
 
 @app.command("status")
 def status(
     folder: Annotated[Path, Argument(metavar="DIR", help="A run folder, or a server's or party's folder.")],
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
 ) -> None:
     """Show how a run stands, or who belongs to a federation. Exit code 6 where something is wrong."""
     from dither.federation import health
 
     facts = health.of_folder(folder)
-    if common.emit(facts, as_json, quiet):
+    if common.emit(facts):
         for name, value in facts.items():
             shown = ", ".join(map(str, value)) if isinstance(value, list) else value
             if value not in (None, "", []):
@@ -399,8 +382,6 @@ def status(
 def verify(
     folder: Annotated[Path, Argument(metavar="RUN", help="A run folder, or a party's folder of a run.")],
     federation: PartyFolder,
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
 ) -> None:
     """Check a run folder against the signatures of the server and the parties, or a party's own record of what it
     released in a run."""
@@ -423,24 +404,18 @@ def verify(
             f"{n} released {each['releases']} uploads, the last is {each['head'][:16]}"
             for n, each in stated.items()
         ]
-    if common.emit(signed, as_json, quiet):
+    if common.emit(signed):
         typer.echo("\n".join(said))
 
 
 @app.command("renew")
-def renew(
-    folder: MadeFolder,
-    host: Hosts = None,
-    days: Days = 825,
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
-) -> None:
+def renew(folder: MadeFolder, host: Hosts = None, days: Days = 825) -> None:
     """Issue a new certificate for the server; parties notice nothing."""
     from dither.federation import keys
 
     keys.issue(folder, hosts=host or ["localhost"], days=days)
     ends = keys.expiry(folder / "server" / "server.pem")
-    if common.emit({"server": folder / "server", "until": f"{ends:%Y-%m-%d}"}, as_json, quiet):
+    if common.emit({"server": folder / "server", "until": f"{ends:%Y-%m-%d}"}):
         typer.echo(f"new certificate in {folder / 'server'}, until {ends:%Y-%m-%d}")
 
 
@@ -452,14 +427,12 @@ def check(
     label: Annotated[str, Option(help="Label column.")] = "",
     server: Annotated[str, Option(help="Where the server is: HOST:PORT.")] = "",
     ledger: common.LedgerFile = None,
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
 ) -> None:
     """Check whether this party can take part: keys, versions, data, connection, clock, budget."""
     from dither.federation import joining
 
     findings = joining.check(federation, data=data, label=label, server=server, ledger=ledger)
-    if not common.emit([finding._asdict() for finding in findings], as_json, quiet):
+    if not common.emit([finding._asdict() for finding in findings]):
         sys.exit(0 if all(finding.good for finding in findings) else FederationError.exit_code)
     for finding in findings:
         mark = "[green]ok[/]  " if finding.good else "[red]no[/]  "
@@ -485,8 +458,6 @@ def demo(
     parties: Annotated[int, Option(min=3, max=64, help="How many institutions.")] = 4,
     transport: Transport = "flower",
     data_dir: common.DataDir = None,
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
 ) -> None:
     """A server and its parties on this machine: TLS, authenticated nodes, secure aggregation, CPFed on Adult."""
     _require(transport)
@@ -497,11 +468,12 @@ def demo(
     if folder.exists() and not demo.stopped(folder):
         raise ConfigError(f"{str(folder)!r} already exists; give another --out")
     _term_as_interrupt()
-    flags = ["--json"] * as_json + ["--quiet"] * (quiet and not as_json)
+    asked = common.output()
+    flags = ["--json"] * asked.json + ["--quiet"] * (asked.quiet and not asked.json)
     with common.on_interrupt(f"go on with: dither federation demo --out {shlex.quote(str(folder))}"):
         code = demo.run(
             folder, port=free_port(), parties=parties, transport=transport, data_dir=data_dir,
-            say=_notes(as_json, quiet), flags=flags,
+            say=_notes(), flags=flags,
         )  # fmt: skip
     sys.exit(code)
 
@@ -518,9 +490,9 @@ _LINES = {  # by event
 class _ServerView(common.Live):
     """Live progress of a federation: a bar on a terminal, lines elsewhere; JSON lines with --json."""
 
-    def __init__(self, as_json: bool, quiet: bool) -> None:
-        super().__init__(silent=quiet)
-        self._as_json, self._console = as_json, common.terminal()
+    def __init__(self) -> None:
+        super().__init__(silent=common.output().quiet)
+        self._as_json, self._console = common.output().json, common.terminal()
         self._task: Any = None
         self._score = ""  # of a server without test records
 

@@ -69,21 +69,19 @@ def reproduce(
         Option(metavar="REPORT.json", help="Also list criteria that another report decides differently."),
     ] = None,
     data_dir: common.DataDir = None,
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
 ) -> None:
     """Draw the papers' figures from runs of this code, and judge each of their findings."""
     from dither.reproduction.figure import select
 
     chosen = select(what or ["all"])
     if listed:
-        _print_figures(chosen, as_json, quiet)
+        _print_figures(chosen)
         return
     from dither.reproduction.report import disagreements
     from dither.reproduction.running import reproduce as run_figures
 
     other = _claims_of(against) if against else []
-    bar = common.Bar(silent=as_json or quiet)
+    bar = common.Bar(silent=not common.output().text)
     if scale != "full":
         for figure in chosen:
             bar.say(f"{figure.id}: {'; '.join(figure.views(scale)[0].reductions()) or 'as at full scale'}")
@@ -116,7 +114,7 @@ def reproduce(
         )
     differing = disagreements(result.claims, other) if against else []
     summary = {"report": str(result.report), **result.to_dict(), "disagreements": differing}
-    shown = common.emit({key: value for key, value in summary.items() if key != "scale"}, as_json, quiet)
+    shown = common.emit({key: value for key, value in summary.items() if key != "scale"})
     if only_compute:
         bar.say(f"{result.provenance['computed']} runs computed and kept; {result.provenance['missing']} missing")
     elif shown:
@@ -126,7 +124,7 @@ def reproduce(
         typer.echo(f"report: {result.report}")
 
 
-def _print_figures(figures: Sequence[Figure], as_json: bool, quiet: bool) -> None:
+def _print_figures(figures: Sequence[Figure]) -> None:
     rows = [
         {
             "figure": figure.id,
@@ -136,7 +134,7 @@ def _print_figures(figures: Sequence[Figure], as_json: bool, quiet: bool) -> Non
         for figure in figures
     ]
     footer = "dither reproduce FIGURE --scale quick"
-    common.print_table(rows, as_json=as_json, quiet=quiet, title="Figures", footer=footer)
+    common.print_table(rows, title="Figures", footer=footer)
 
 
 def _claims_of(path: Path) -> list[JudgedCriterion]:
@@ -171,7 +169,11 @@ def _coloured(status: str) -> str:
     return f"[{colour}]{status}[/]" if colour else status
 
 
-# dither web: a page to look at runs, plans and privacy.
+# The page
+
+
+class WebCommand(common.Command):
+    quiet_help = "Print only the address."
 
 
 # reason: each parameter is an option of the command
@@ -190,8 +192,6 @@ def web(
     own_data: Annotated[
         bool, Option("--own-data", help="Open the tables that runs name, to compute cohorts and ε by round.")
     ] = False,
-    as_json: common.Json = False,
-    quiet: Annotated[bool, Option("--quiet", "-q", help="Print only the address.")] = False,
 ) -> None:
     """Look at runs, plans and privacy in a browser. Nothing is sent to any other host."""
     if not folder.is_dir():
@@ -218,16 +218,16 @@ def web(
     listener, address = _listen(host, port)
     address += f"?token={token}" if token else ""
     with suppress(KeyboardInterrupt):  # the usual way to stop it, so not a failure
-        if as_json:
+        if common.output().json:
             common.print_event("serving", folder=str(folder), address=address, token=token)
         else:
-            typer.echo(address if quiet else f"runs of {folder}: {address}")
-        if token and not quiet:
+            typer.echo(address if common.output().quiet else f"runs of {folder}: {address}")
+        if token and not common.output().quiet:
             only = f"Without --host {host} only this machine can reach it."
             common.say(
                 f"the connection is not encrypted. {only}", "anyone with this address can see the page;", "yellow"
             )
-        if not as_json and not quiet:
+        if common.output().text:
             common.terminal().print("stop with Ctrl-C", style="dim")
         _serve(app, listener, address if open_browser else "")
     _exit_at_once()
@@ -275,7 +275,7 @@ def _exit_at_once() -> None:
     os._exit(0)
 
 
-# dither doctor: what is installed, what is missing, and the command for it.
+# What is installed, what is missing, and the command for it
 
 _NEEDED = ("jax", "numpy", "scipy", "pandas", "scikit-learn", "matplotlib", "cryptography", "dp-accounting")
 _EXTRAS = {"deploy": "flwr", "web": "fastapi", "pdf": "fpdf2", "docs": "mkdocs-material"}
@@ -290,7 +290,7 @@ class Finding(NamedTuple):
     fix: str = ""
 
 
-def doctor(ledger: common.LedgerFile = None, as_json: common.Json = False, quiet: common.Quiet = False) -> None:
+def doctor(ledger: common.LedgerFile = None) -> None:
     """Look at this installation: versions, devices, data, caches, the ledger (exit code 1: something is wrong)."""
     looks: tuple[Callable[[], list[Finding]], ...] = (_software, _devices, _data, _disk, lambda: _ledger(ledger))
     findings = [finding for look in looks for finding in look()]
@@ -307,7 +307,7 @@ def doctor(ledger: common.LedgerFile = None, as_json: common.Json = False, quiet
     ]
     footer = "all is well" if not wrong else f"{len(wrong)} of {len(findings)} need attention"
     footer += f"; {len(extras)} optional extras are not installed" if extras else ""
-    common.print_table(rows, as_json=as_json, quiet=quiet, title=f"Dither {__version__}", footer=footer)
+    common.print_table(rows, title=f"Dither {__version__}", footer=footer)
     if any(finding.what in ("python", "packages", "device", "ledger") for finding in wrong):
         sys.exit(1)
 

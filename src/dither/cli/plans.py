@@ -46,8 +46,6 @@ def plan(
     out: Annotated[Path | None, Option(help="Write the plan to this file, as a spec for dither run.")] = None,
     picture: Annotated[Path | None, Option(help="Draw the plan (.png, .pdf or .svg).")] = None,
     data_dir: common.DataDir = None,
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
 ) -> None:
     """Choose rounds, cohort, local steps, batch, clip and learning rate for a proven budget."""
     from dither.experiment.folder import unfinished_folder, write_text
@@ -60,7 +58,7 @@ def plan(
             common.refuse_input(file, Path(method), Path(proxy))
     with (
         common.on_interrupt("measured runs are kept: the same command continues"),
-        common.Bar(as_json or quiet) as bar,
+        common.Bar(silent=not common.output().text) as bar,
     ):
         result = make_plan(
             method, epsilon=epsilon, delta=delta, clients=clients, records=records, model=model, dim=dim,
@@ -76,7 +74,7 @@ def plan(
         from dither.experiment.plan.planner import draw_plan
 
         draw_plan(result, picture)
-    if not common.emit(result, as_json, quiet):
+    if not common.emit(result):
         return
     print_plan(result)
     if out is not None:

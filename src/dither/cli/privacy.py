@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dither.experiment.account import PrivacyReport, SpentPart
     from dither.experiment.report import AttackedRow
 
-budget = typer.Typer(
+budget = common.Commands(
     help="Show and set privacy budgets: what was spent on which data, and how much may be.", no_args_is_help=True
 )
 Data = Annotated[str, Argument(metavar="DATA", help="Your own file, or the name of a data set.")]
@@ -42,8 +42,6 @@ def account(
     ex_ante: Annotated[
         bool, Option("--ex-ante", help="Also list the bounds that hold before the cohorts are drawn at random.")
     ] = False,
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
 ) -> None:
     """Print the claimed and the proven ε of a run or a spec, for every adversary, and why they differ."""
     from dither.experiment.account import account as accounted
@@ -53,7 +51,7 @@ def account(
         what, values=common.values_of(settings), every_recipe=every_recipe, ex_ante=ex_ante, data_dir=data_dir,
         ledger=ledger,
     )  # fmt: skip
-    if common.emit(report, as_json, quiet):
+    if common.emit(report):
         _print_account(report)
 
 
@@ -176,8 +174,6 @@ def audit(
         Path | None, Option(help="Folder for audit.json and pictures (default: the run's own).")
     ] = None,
     data_dir: common.DataDir = None,
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
 ) -> None:
     """Attack a method, a spec or a run: a lower bound on ε for each adversary, measured on the code that runs.
 
@@ -186,7 +182,7 @@ def audit(
     if fuzz is not None:
         if what is not None or settings:
             raise SpecError("--fuzz draws its own specs: give it no spec and no settings")
-        _fuzz(fuzz, seed, as_json=as_json, quiet=quiet)
+        _fuzz(fuzz, seed)
         return
     if what is None:
         raise SpecError("nothing to attack: give a method, a spec or a run folder, or --fuzz N")
@@ -209,14 +205,14 @@ def audit(
             spec, completed_rounds=finished.rounds if finished is not None and not settings else None,
             views=tuple(view) if view else auditing.VIEWS, trials=trials, confidence=confidence,
             canaries=canaries, rounds=rounds, seed=seed, data_dir=data_dir,
-            on_row=None if as_json or quiet else say, keep=unfinished_folder(),
+            on_row=None if not common.output().text else say, keep=unfinished_folder(),
         )  # fmt: skip
     # With other settings it is another run that was audited.
     target = out or (folder if is_run and not settings else None)
     if target is not None and out is None and spec.data.path:
         target = target / "local"  # what an attack finds with the records at hand, no ε covers
     written = pictures.save(outcome, target) if target is not None else []
-    if common.emit(outcome, as_json, quiet):
+    if common.emit(outcome):
         _print_audit(outcome, written)
     _exit_on_violation(
         f"{SHORT_VIEWS[row.view]} ({row.unit}): at least {common.epsilon_text(row.attacked.value)} was shown at "
@@ -235,12 +231,12 @@ def _exit_on_violation(lines: Iterable[str]) -> None:
         sys.exit(VIOLATION)
 
 
-def _fuzz(count: int, seed: int, *, as_json: bool, quiet: bool) -> None:
+def _fuzz(count: int, seed: int) -> None:
     """Attack random specs, print a row for each, and end with exit code 5 where one leaks more than is proved."""
     from dither.auditing.fuzz import fuzz
 
     outcomes = fuzz(count, seed=seed)
-    if common.emit(outcomes, as_json, quiet):
+    if common.emit(outcomes):
         rows = [
             {
                 "seed": outcome.seed,
@@ -318,8 +314,6 @@ def budget_show(
         Option("--federation", metavar="DIR", help="A party's folder: take δ, view and neighbours from its "
                      "approved agreement where no budget is set."),
     ] = None,
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
 ) -> None:  # fmt: skip
     """Show what has been spent, by data set and client."""
     ledger = _ledger(ledger_file)
@@ -349,18 +343,14 @@ def budget_show(
                     "view": spent.view,
                     "neighbouring data": spent.adjacency,
                     "runs": len(spent.runs),
-                    **({"not covered": "; ".join(not_covered)} if as_json else {}),
+                    **({"not covered": "; ".join(not_covered)} if common.output().json else {}),
                 }
             )
-    if not rows and not as_json and not quiet:
+    if not rows and common.output().text:
         typer.echo(f"nothing has been charged to {ledger.path}")
         return
     common.print_table(
-        rows,
-        as_json=as_json,
-        quiet=quiet,
-        title=f"Proven ε spent, by {ledger.path}",
-        footer="\n".join(f"not covered: {gap}" for gap in gaps),
+        rows, title=f"Proven ε spent, by {ledger.path}", footer="\n".join(f"not covered: {gap}" for gap in gaps)
     )
 
 
@@ -376,8 +366,6 @@ def budget_set(
     id: Annotated[str, Option(help="Your name for these records: files with one name are charged together.")] = "",
     ledger_file: common.LedgerFile = None,
     yes: Annotated[bool, Option("--yes", help="Raise a budget without confirmation.")] = False,
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
 ) -> None:
     """Set a budget. A run stops at the last round it can afford. Raising a budget asks for confirmation."""
     from dither.accounting.ledger.runs import Budget
@@ -392,28 +380,27 @@ def budget_set(
                 dataset, file=Path(file).name, name=f"{id}/{Path(file).stem}" if len(files) > 1 else id
             )
         was, raising = ledger.budget(dataset, client), yes
-        if was is not None and not limit.within(was) and not yes and not as_json and sys.stdin.isatty():
+        if (
+            was is not None
+            and not limit.within(was)
+            and not yes
+            and not common.output().json
+            and sys.stdin.isatty()
+        ):
             raising = typer.confirm(f"Raise the budget of {file} from {was} to {limit}?", err=True)
         ledger.set_budget(dataset, limit, client, raising=raising)
-        if not as_json and not quiet:
+    if common.emit([{"data": file, "client": client, **limit._asdict()} for file in files]):
+        for file in files:
             typer.echo(f"budget of {file}{f', client {client}' if client else ''}: {limit}")
-    if as_json:
-        common.print_table([{"data": file, "client": client, **limit._asdict()} for file in files], as_json=True)
 
 
 @budget.command("same")
-def budget_same(
-    data: Data,
-    known: Known,
-    ledger_file: common.LedgerFile = None,
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
-) -> None:
+def budget_same(data: Data, known: Known, ledger_file: common.LedgerFile = None) -> None:
     """Declare that a file holds records of a known data set: the two are charged together from now on."""
     ledger = _ledger(ledger_file)
     ledger.identify(_data_id(ledger, data), file=Path(data).name, name=_known(ledger, known))
     recorded = f"{data} is charged together with {ledger.called(_known(ledger, known))}"
-    if common.emit({"recorded": recorded}, as_json, quiet):
+    if common.emit({"recorded": recorded}):
         typer.echo(recorded)
 
 
@@ -423,13 +410,11 @@ def budget_other(
     known: Known,
     ledger_file: common.LedgerFile = None,
     yes: Annotated[bool, Option("--yes", help="Declare it without confirmation.")] = False,
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
 ) -> None:
     """Declare that a file holds other people's records than a data set with which it shares rows."""
     ledger = _ledger(ledger_file)
     dataset, than = _data_id(ledger, data), _known(ledger, known)
-    if not yes and not as_json and sys.stdin.isatty():
+    if not yes and not common.output().json and sys.stdin.isatty():
         yes = typer.confirm(
             f"Is it true that nobody of {ledger.called(than)} is in {data}? Records in both will be spent twice.",
             err=True,
@@ -440,7 +425,7 @@ def budget_other(
         )
     ledger.declare_other(dataset, than)
     recorded = f"{data} holds other records than {ledger.called(than)}"
-    if common.emit({"recorded": recorded}, as_json, quiet):
+    if common.emit({"recorded": recorded}):
         typer.echo(recorded)
 
 
@@ -448,16 +433,14 @@ def budget_other(
 def budget_history(
     data: Annotated[str | None, Argument(metavar="DATA", help="Your own file, or a data set's name.")] = None,
     ledger_file: common.LedgerFile = None,
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
 ) -> None:
     """List every charge and every change of a budget, oldest first, and check that nothing was edited."""
     ledger = _ledger(ledger_file)
     rows = [_history_row(entry) for entry in ledger.history(_data_id(ledger, data) if data else None)]
-    if not rows and not as_json and not quiet:
+    if not rows and common.output().text:
         typer.echo(f"nothing has been charged to {ledger.path}")
         return
-    common.print_table(rows, as_json=as_json, quiet=quiet, title=f"History of {ledger.path}")
+    common.print_table(rows, title=f"History of {ledger.path}")
 
 
 def _history_row(entry: Any) -> dict[str, Any]:
@@ -536,8 +519,6 @@ def statement(
     ] = None,
     party: Annotated[str, Option(help="One institution of a federation.")] = "",
     ledger: common.LedgerFile = None,
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
 ) -> None:
     """Write what a run guarantees, for a data protection officer: in plain words first, then the details."""
     from dither.experiment.statement import statement as stated
@@ -545,7 +526,7 @@ def statement(
     document = stated(run, party=party, ledger=ledger)
     if out is not None:
         document.save(out)
-    if common.emit(document, as_json, quiet):
+    if common.emit(document):
         typer.echo(document.to_markdown() if out is None else f"wrote {out}")
 
 
@@ -555,14 +536,12 @@ def check(
         Argument(metavar="FILE", help="A description (.toml), an Opacus accountant (.json), or an event's text."),
     ],
     settings: common.Settings = None,
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
 ) -> None:
     """Compare claimed and proven ε of training that Dither did not run (exit code 1: the claim has no proof)."""
     from dither.experiment.check import check as checked
 
     result = checked(file, common.values_of(settings))
-    if common.emit(result, as_json, quiet):
+    if common.emit(result):
         typer.echo(result.training.title)
         for what, value in result.lines():
             typer.echo(f"  {what:<12} {value}")
@@ -580,8 +559,6 @@ def stats(
     columns: Annotated[str, Option(help="Names of columns, separated by commas (default: all).")] = "",
     ledger: common.LedgerFile = None,
     new_ledger: common.NewLedger = False,
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
 ) -> None:
     """Print private statistics of tables: counts, means, quantiles and categories, with one ε for all of them."""
     from dither.experiment import statistics
@@ -589,6 +566,6 @@ def stats(
     result = statistics.statistics(
         files, epsilon=epsilon, delta=delta, columns=common.names_in(columns), ledger=ledger, new_ledger=new_ledger
     )
-    if common.emit(result, as_json, quiet):
+    if common.emit(result):
         title = f"Private statistics of {len(files)} {'table' if len(files) == 1 else 'tables'}"
         common.print_table(result.rows(), title=title, footer=common.counts_guarantee(epsilon, delta))

@@ -51,8 +51,6 @@ def run(
     processes: common.Processes = None,
     process: common.Process = None,
     coordinator: common.Coordinator = None,
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
 ) -> None:
     """Train a preset or your own spec, and write a run folder with the model, metrics and a plot."""
     if resume is not None and out is not None:
@@ -61,29 +59,25 @@ def run(
     if process:
         from dither.experiment import train
 
-        with common.several(processes, process, coordinator, silent=quiet):
+        with common.several(processes, process, coordinator):
             train.run(source or "adult", data_dir=data_dir)  # the spec of process 0 counts; exits after the rounds
     if label:
         settings = [*(settings or []), f"data.label={label}"]
     spec = common.source_from(source, resume, settings, seed)  # refuses mistakes before JAX is imported
     from dither.experiment import train
 
-    view = common.RunProgress(silent=quiet or as_json)
+    view = common.RunProgress(silent=not common.output().text)
 
     def advice() -> str:
         return _how_to_resume(view.folder or resume or out)
 
-    with (
-        common.on_interrupt(advice),
-        common.several(processes, process, coordinator, silent=quiet, advice=advice),
-        view,
-    ):
+    with common.on_interrupt(advice), common.several(processes, process, coordinator, advice=advice), view:
         result = train.run(
             spec, out=out, resume=resume, data_dir=data_dir, ledger=ledger, new_ledger=new_ledger,
             checkpoint_seconds=checkpoint_seconds, on_start=view.start, on_evaluation=view.update,
             keep_programs=context.obj == common.OWN_PROCESS,
         )  # fmt: skip
-    if common.emit({"folder": str(result.folder), **result.to_dict()}, as_json, quiet):
+    if common.emit({"folder": str(result.folder), **result.to_dict()}):
         common.print_report(result)
         if resume is not None and view.folder is None:
             typer.echo(f"{resume} was finished before: nothing was trained")
@@ -114,26 +108,20 @@ def _how_to_resume(folder: Path | None) -> str:
 
 def presets(
     name: Annotated[str | None, Argument(help="Print this preset as TOML.", autocompletion=common.presets)] = None,
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
 ) -> None:
     """List the presets, or print one as TOML, as a start for your own spec."""
     from dither import spec
 
     if name is not None:
-        if common.emit(spec.Spec.from_preset(name).to_dict(), as_json, quiet):
+        if common.emit(spec.Spec.from_preset(name).to_dict()):
             typer.echo(spec.preset_text(name), nl=False)
         return
     rows = [{"preset": each, "what": spec.preset_title(each)} for each in spec.preset_names()]
     footer = "dither run PRESET; dither presets PRESET prints it"
-    common.print_table(rows, as_json=as_json, quiet=quiet, title="Presets", footer=footer)
+    common.print_table(rows, title="Presets", footer=footer)
 
 
-def keys(
-    method: Annotated[str | None, Argument(help="Also list the constants of this method.")] = None,
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
-) -> None:
+def keys(method: Annotated[str | None, Argument(help="Also list the constants of this method.")] = None) -> None:
     """List every key of a spec, with its default and its meaning."""
     from dither import spec
 
@@ -142,7 +130,7 @@ def keys(
         for key, default, what in spec.describe_keys(method)
     ]
     footer = "in TOML, or with --set key=value"
-    common.print_table(rows, as_json=as_json, quiet=quiet, title="Keys of a spec", footer=footer)
+    common.print_table(rows, title="Keys of a spec", footer=footer)
 
 
 def evaluate(
@@ -157,8 +145,6 @@ def evaluate(
     delta: common.Delta = 1e-5,
     ledger: common.LedgerFile = None,
     new_ledger: common.NewLedger = False,
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
 ) -> None:
     """Print the scores of a trained run on a file, beside those of a constant. Without --epsilon they are exact:
     do not publish them."""
@@ -172,7 +158,7 @@ def evaluate(
         result = evaluate_privately(
             trained, data, epsilon=epsilon, delta=delta, ledger=ledger, new_ledger=new_ledger
         )
-        if common.emit(result, as_json, quiet):
+        if common.emit(result):
             common.print_table(
                 result.rows(), title=f"{result.records:,} records", footer=common.counts_guarantee(epsilon, delta)
             )
@@ -182,7 +168,7 @@ def evaluate(
             f"--data was given {len(data)} times; exact scores are of one file, private ones need --epsilon"
         )
     evaluated = trained.evaluate(data[0])
-    if not common.emit({**evaluated.to_dict(), "local": True}, as_json, quiet):
+    if not common.emit({**evaluated.to_dict(), "local": True}):
         return
     scores = evaluated.scores
     rows = [
@@ -210,8 +196,6 @@ def predict(
         list[str] | None,
         Option("--id", metavar="COLUMN", help="Copy this column (a record's number, say) into the CSV."),
     ] = None,
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
 ) -> None:
     """Predict the class (or the number) of each record of a file with a trained run."""
     from dither.data.tables import existing_file, read_table, text_column
@@ -242,7 +226,7 @@ def predict(
         typer.echo(text.getvalue(), nl=False)
         return
     write_text(out, text.getvalue())
-    if common.emit({"predictions": len(rows), "file": str(out)}, as_json, quiet):
+    if common.emit({"predictions": len(rows), "file": str(out)}):
         order = "" if ids else ", in the order of the records (--id COLUMN copies a column)"
         typer.echo(f"{len(rows)} predictions in {out}{order}")
 
@@ -276,14 +260,12 @@ def start(
     ledger: common.LedgerFile = None,
     new_ledger: common.NewLedger = False,
     yes: Annotated[bool, Option("--yes", help="Ask nothing.")] = False,
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
 ) -> None:
     """Go from raw tables to an evaluated private model, with one ε for schema, training and evaluation."""
     from dither.experiment import start as project
     from dither.experiment.private_schema import Wanted
 
-    asks = not yes and not as_json and sys.stdin.isatty()
+    asks = not yes and not common.output().json and sys.stdin.isatty()
     path = tables if len(tables) > 1 else tables[0]
     if not label:
         proposed, header = project.propose_label(path)
@@ -294,16 +276,16 @@ def start(
         raise SpecError(f"--split {split!r} must be three numbers, such as 5,85,10") from None
     wanted = Wanted(label, task, common.names_in(classes), tuple(drop or ()), tuple(keep or ()))
     plan = project.plan_project(path, wanted, epsilon=epsilon, delta=delta, shares=shares)
-    if not quiet and not as_json:
+    if common.output().text:
         for what, value in plan.lines():
             common.say(f"{what:<11} {value}", style="default")
     if asks and not typer.confirm("Nothing has been looked at yet. Spend this?", default=True, err=True):
         return
-    view = common.RunProgress(silent=quiet or as_json)
+    view = common.RunProgress(silent=not common.output().text)
     advice = "what was charged stays charged; `dither budget show` lists it"
 
     def step(line: str) -> None:
-        if not quiet and not as_json:
+        if common.output().text:
             common.say(f"{line} ...")
 
     with common.on_interrupt(advice), view:
@@ -311,7 +293,7 @@ def start(
             plan, out=out, ledger=ledger, new_ledger=new_ledger, on_step=step,
             values=common.values_of(settings), on_start=view.start, on_evaluation=view.update,
         )  # fmt: skip
-    if common.emit(done, as_json, quiet):
+    if common.emit(done):
         _print_project(done)
 
 
@@ -361,14 +343,12 @@ def sweep(
     processes: common.Processes = None,
     process: common.Process = None,
     coordinator: common.Coordinator = None,
-    as_json: common.Json = False,
-    quiet: common.Quiet = False,
 ) -> None:
     """Train every combination of the varied values and write tables and a picture."""
     if process:
         from dither.experiment.sweep import sweep as run_sweep
 
-        with common.several(processes, process, coordinator, silent=quiet):
+        with common.several(processes, process, coordinator):
             run_sweep(what, data_dir=data_dir)  # the specs of process 0 count; exits after the batches
     from dither.experiment.sweep.run import default_folder, parse_vary, product
 
@@ -383,8 +363,8 @@ def sweep(
 
     with (
         common.on_interrupt(how_to_continue),
-        common.several(processes, process, coordinator, silent=quiet, advice=how_to_continue),
-        common.Bar(quiet or as_json) as bar,
+        common.several(processes, process, coordinator, advice=how_to_continue),
+        common.Bar(silent=not common.output().text) as bar,
     ):
         result = run_sweep(
             spec, grid, values=values, out=folder, max_memory=max_memory, data_dir=data_dir,
@@ -392,7 +372,7 @@ def sweep(
         )  # fmt: skip
     from dither.experiment.sweep.result import SweepFolder
 
-    if common.emit({"folder": str(folder), **(SweepFolder(folder).summary() or {})}, as_json, quiet):
+    if common.emit({"folder": str(folder), **(SweepFolder(folder).summary() or {})}):
         _print_sweep(result, folder)
 
 
