@@ -49,7 +49,7 @@ for _name, _group in GROUPS.items():
 
 
 def main() -> None:
-    """Entry point: errors raised on purpose, and those of files, become one line and an exit code."""
+    """Entry point: a `DitherError` or a file error becomes one line and an exit code."""
     outlive_readers()
     try:
         app(prog_name="dither", obj=OWN_PROCESS)

@@ -361,7 +361,7 @@ def file_error(error: OSError) -> str:
 
 
 class _PatientFile(io.FileIO):
-    """Standard output whose reader may leave: what is written afterwards goes nowhere, and the command goes on."""
+    """Standard output that survives its reader: later output is dropped, and the command continues."""
 
     def write(self, data: Any) -> int:
         try:
@@ -517,8 +517,8 @@ _CHILD_SECONDS = 5.0  # for another process to exit after this one is done
 def several(
     processes: int | None, process: int | None, coordinator: str | None, *, advice: Callable[[], str] = lambda: ""
 ) -> Iterator[None]:
-    """Connect to the other processes, if there are any; start them where nobody else does. `advice` says how to
-    continue after one of them was lost."""
+    """Connect to the other processes, if there are any, and start them unless they are started elsewhere. `advice`
+    says how to continue after one of them was lost."""
     count = _count(processes, process, coordinator)
     if count == 1:
         yield

@@ -195,7 +195,9 @@ def _approval(digest: str, before: str | None, *, yes: bool, named: str, silent:
             f"this is not the agreement approved here ({before[:16]}); approve it with --approve {digest}"
         )
     if silent or not sys.stdin.isatty():
-        raise FederationError(f"nobody is here to approve the agreement; approve it with --approve {digest}")
+        raise FederationError(
+            f"the agreement needs approval, and no terminal is attached; approve it with --approve {digest}"
+        )
     if not typer.confirm("Take part under this agreement?"):
         raise FederationError("the owner does not approve the agreement")
     return "asked"
@@ -248,7 +250,7 @@ def init(
     typer.echo(f"server: {folder / 'server'}")
     for name, path in handed.items():
         typer.echo(f"hand to {name}: {path}")
-    typer.echo(f"keep offline: {folder / 'ca'} (whoever holds it can pose as the server)")
+    typer.echo(f"keep offline: {folder / 'ca'} (its holder can impersonate the server)")
     typer.echo("this machine has seen every private key; with --request the parties make their own")
 
 
@@ -419,7 +421,6 @@ def renew(folder: MadeFolder, host: Hosts = None, days: Days = 825) -> None:
         typer.echo(f"new certificate in {folder / 'server'}, until {ends:%Y-%m-%d}")
 
 
-# reason: one parameter an option, as Typer has it
 @app.command("check")
 def check(
     federation: PartyFolder,
@@ -443,10 +444,9 @@ def check(
         sys.exit(FederationError.exit_code)
     left_out = [name for name, given in (("--data", data), ("--server", server)) if not given]
     rest = f"; not looked at without {' and '.join(left_out)}" if left_out else ""
-    common.terminal().print(f"nothing stands in the way of taking part{rest}", soft_wrap=True)
+    common.terminal().print(f"this party can take part{rest}", soft_wrap=True)
 
 
-# reason: one parameter an option, as Typer has it
 @app.command("demo")
 def demo(
     folder: Annotated[

@@ -266,7 +266,7 @@ def _serve(app: FastAPI, listener: socket.socket, browser_address: str) -> None:
 
 
 def _exit_at_once() -> None:
-    """Nothing is left to write, and a computation in a thread must neither delay the end nor abort inside JAX."""
+    """Exit without waiting for threads: nothing is left to write, and JAX must not be aborted halfway."""
     import os
     import sys
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +27,6 @@ Known = Annotated[str, Argument(metavar="KNOWN", help="A data set of the ledger:
 VIOLATION = 5  # exit code
 
 
-# reason: one parameter an option, as Typer has it
 def account(
     run_folder: Annotated[
         Path, Argument(metavar="RUN", help="A run folder, a preset or a spec file.", autocompletion=common.presets)
@@ -78,18 +77,8 @@ def _print_account(report: PrivacyReport) -> None:
         value, form = f">= {common.epsilon_text(shown.value)}", shown.form.split(":")[0]
         rows.append({"": "attacked", "ε": value, "per": shown.unit, **_seen(shown), "source": form})
     common.print_table(rows, title=f"{report.method}: claimed and proven ε at δ = {claim.delta:g}")
-    for row in epsilon.notable:
-        where = f"{SHORT_VIEWS[row.view]}, {row.adjacency}"
-        if row.clients is not None and row.view in ("upload", "sum"):
-            spread = [
-                common.epsilon_text(value) for value in (row.clients.min, row.clients.median, row.clients.max)
-            ]
-            if len(set(spread)) > 1:
-                typer.echo(f"{where}: over the clients min {spread[0]}, median {spread[1]}, max {spread[2]}")
-        if row.against:
-            typer.echo(f"{where}: the proof holds {row.against}")
-        if row.no_credit:
-            typer.echo(f"{where}: no credit for the other clients' noise: {row.no_credit}")
+    for line in _remarks(epsilon.notable):
+        typer.echo(line)
     targets = [
         {"target ε": f"{row.target:g}", "proven ε": common.epsilon_text(row.proven),
          "claimed ε": common.epsilon_text(row.claimed), "weight": f"{row.weight:.3g}", "clients": who}
@@ -118,6 +107,22 @@ def _print_account(report: PrivacyReport) -> None:
     for text in uncovered(epsilon.table):
         typer.echo(f"not covered: {text}")
     print_split(report.split)
+
+
+def _remarks(rows: Sequence[ProvenRow]) -> Iterator[str]:
+    """The range over clients, whom a proof relies on, and why no credit is given."""
+    from dither.experiment.report import SHORT_VIEWS
+
+    for row in rows:
+        where = f"{SHORT_VIEWS[row.view]}, {row.adjacency}"
+        if row.clients is not None and row.view in ("upload", "sum"):
+            spread = [common.epsilon_text(each) for each in (row.clients.min, row.clients.median, row.clients.max)]
+            if len(set(spread)) > 1:
+                yield f"{where}: over the clients min {spread[0]}, median {spread[1]}, max {spread[2]}"
+        if row.against:
+            yield f"{where}: the proof holds {row.against}"
+        if row.no_credit:
+            yield f"{where}: no credit for the other clients' noise: {row.no_credit}"
 
 
 def print_split(split: Sequence[SpentPart]) -> None:
@@ -416,7 +421,7 @@ def budget_other(
     dataset, than = _data_id(ledger, data), _known(ledger, known)
     if not yes and not common.output().json and sys.stdin.isatty():
         yes = typer.confirm(
-            f"Is it true that nobody of {ledger.called(than)} is in {data}? Records in both will be spent twice.",
+            f"Does {data} contain no person from {ledger.called(than)}? Records in both will be charged twice.",
             err=True,
         )
     if not yes:
@@ -477,7 +482,7 @@ def _about(about: Any) -> str:
 
 
 def _known(ledger: Any, name: str) -> str:
-    """The id of a data set of the ledger, by what somebody calls it."""
+    """The id of a data set of the ledger, by its id, name or file."""
     dataset = ledger.find(name)
     return dataset if dataset is not None else _data_id(ledger, name)
 
@@ -549,7 +554,6 @@ def check(
         sys.exit(1)
 
 
-# reason: one parameter an option, as Typer has it
 def stats(
     files: Annotated[
         list[Path], Argument(metavar="FILE...", help="One table for each institution (CSV or Parquet).")

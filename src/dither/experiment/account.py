@@ -93,8 +93,8 @@ _PARTS = ("schema", "statistics", "evaluation")
 
 
 def spent_parts(report: Report, ledger: str | Path | None = None) -> tuple[SpentPart, ...]:
-    """What the ledger holds of a run's records: each part by itself, and all together as they compose. Of several
-    files the one that has spent most. Empty where the ledger is not here."""
+    """What the ledger says was spent on a run's records: each part by itself, and all parts composed. With several
+    files, the one that has spent most. Empty if the ledger is not on this machine."""
     if report.ledger is None or not Path(ledger or report.ledger.file).is_file():
         return ()
     book, row = Ledger(ledger or report.ledger.file), report.epsilon.main[0]
@@ -132,7 +132,7 @@ def _with_schema(experiment: Experiment) -> tuple[SpentPart, ...]:
     schema, spec = experiment.dataset.schema, experiment.spec
     if schema is None or schema.privacy is None:
         return ()
-    from dither.experiment.counting import release  # brings JAX, which a kept answer does without
+    from dither.experiment.counting import release  # imports JAX, which a cached answer does not need
 
     accountant, privacy = experiment.accountant(), schema.privacy
     terms = Budget(0.0, spec.privacy.delta, accountant.plan.view, accountant.plan.adjacency)

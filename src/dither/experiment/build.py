@@ -82,13 +82,13 @@ class Experiment:
         numbers = tuple(number for start, stop in begun for number in range(start, stop))
         if numbers == tuple(range(len(numbers))):
             return self.first_rounds(len(numbers))
-        # Whoever was seen at times of a whole run may have been seen as often in each part of it.
+        # A client may have been seen in each part of the run as often as it may be seen in a whole run.
         cohorts = tuple(self.cohorts[number] for number in numbers)
         return self.with_plan(cohorts=cohorts, round_numbers=numbers, exposures=self.plan.exposures * len(begun))
 
     def accountant(self, missing: int | None = None) -> Accountant:
-        """Who proves this experiment's ε when at most `missing` clients lack in any sum (by default as many as the
-        spec tolerates)."""
+        """The accountant of this experiment, if at most `missing` clients are absent from any sum (by default as
+        many as the spec tolerates)."""
         missing = tolerated(self.spec) if missing is None else missing
         if missing == self.plan.missing:
             return Accountant(self.plan, self.prepared.releases, self._alike)
@@ -103,8 +103,7 @@ class Experiment:
 
     @cached_property
     def _alike(self) -> list[np.ndarray]:
-        """Clients that reveal the same when they take part. Asks every client, of whom there may be a hundred
-        thousand."""
+        """Clients that reveal the same when they take part. Looks at every client: there may be 100,000."""
         return alike(self.prepared.releases, self.plan.client_sizes, self.cohorts, self.plan.round_numbers)
 
     @cached_property
@@ -194,9 +193,9 @@ def assemble(
     missing: int | None = None,
     federated: bool = False,
 ) -> Experiment:
-    """Model, method and plan for records that are dealt out already. Of the others' records a member of a real
-    federation (`federated`) knows the counts alone (`partition.size`), and nothing here needs more. `missing` is
-    how many clients' noise a calibration must not count on (by default as many as the spec tolerates)."""
+    """Model, method and plan for records that are already assigned to clients. A party of a real federation
+    (`federated`) knows only how many records the others hold (`partition.size`); nothing here needs more.
+    Calibration does not rely on the noise of `missing` clients (by default as many as the spec tolerates)."""
     model = model_from_spec(spec.model, dataset.x_train.shape[1], len(dataset.classes), dataset.image_shape)
     num_params = count_params(jax.eval_shape(lambda: model.init(jax.random.key(0))))
     chosen = method(spec.method)
@@ -268,8 +267,8 @@ def large_delta(spec: Spec, records: int, federated: bool) -> list[str]:
 
 
 def _completion(experiment: Experiment, federated: bool) -> dict[str, Any]:
-    """What the plan still lacks when the method is ready: who takes part, and what proofs may use of model and
-    data."""
+    """The entries of the plan that need the prepared method: who takes part, and what proofs may assume about
+    model and data."""
     spec, dataset, prepared = experiment.spec, experiment.dataset, experiment.prepared
     plan = prepared.plan
     taking_part = engine.planned_cohorts(
@@ -371,7 +370,7 @@ def _upload_noise(experiment: Experiment, encoding: FixedPoint) -> Callable[[int
 
 
 def tolerated(spec: Spec) -> int:
-    """How many clients may lack in a sum that is opened, where clients may be lost or left out at all."""
+    """How many clients may be absent from a sum that is still opened; 0 if no client can drop out."""
     if not spec.federation.dropout and spec.federation.refused != "continue":
         return 0
     least = spec.federation.min_clients
@@ -382,8 +381,8 @@ def tolerated(spec: Spec) -> int:
 
 
 def _counts_shown(experiment: Experiment, smoothness: float | None, federated: bool) -> str:
-    """What the run shows that depends on how many records a client holds, in words. Empty where nothing does: only
-    then has add/remove a proof, since a neighbour there has another count."""
+    """Which output of the run depends on how many records a client holds. Only if none does (an empty string) is
+    there a proof for add/remove, where neighbours differ in that count."""
     spec = experiment.spec
     if federated:
         return "a federation shows every party's count to all parties"
@@ -564,13 +563,13 @@ def partition_of(spec: Spec, dataset: data.Dataset, seed: int) -> data.ClientPar
 
 
 def _as_stored(dataset: data.Dataset, partition: data.ClientPartition) -> list[np.ndarray]:
-    """The clients' rows as the files of a folder have them: who reads them from the disk reads on and on. The same
-    where the records of a folder are in memory, so that the training loss is the same to the last bit."""
+    """The clients' rows in the order of a folder's files, so that reading from disk is sequential. The order is
+    the same for records in memory, so that the training loss is the same to the last bit."""
     return [np.sort(partition.order)] if dataset.digest else []
 
 
 def stop_reason(experiment: Experiment) -> str:
-    """Why the method itself makes fewer rounds than asked for; empty where it makes them all."""
+    """Why the method stops before the requested number of rounds; empty if it does not."""
     made, asked = planned_rounds(experiment), experiment.spec.num_rounds
     if made >= asked:
         return ""
@@ -746,7 +745,7 @@ def sharing(experiment: Experiment, runs: int = 1) -> dict[str, Any]:
 
 
 def sharing_note(experiment: Experiment) -> str:
-    """What somebody who shares this run among processes should know; empty where all is well."""
+    """A warning if it does not pay to share this run among processes; otherwise empty."""
     flops = _round_flops(experiment)
     if distributed.count() == 1 or devices.worth_sharing(flops):
         return ""

@@ -47,7 +47,6 @@ TUNED = (  # chosen here, unless a spec says otherwise
 )
 
 
-# reason: the public facts that a choice may follow from, each by its name
 def defaults_for(
     sizes: Sequence[int] | np.ndarray,
     num_features: int,
@@ -109,7 +108,7 @@ def completed(given: Mapping[str, Any], records: Any, data_dir: str | Path | Non
 
 
 def federated_defaults(schema: data.Schema, sizes: Sequence[int], epsilon: float, delta: float) -> dict[str, Any]:
-    """What `completed` chooses, for the parties of a federation, of whom only the counts are known."""
+    """What `completed` chooses, for the parties of a federation: only their record counts are known."""
     norm = _usual_norm(schema, str(_START["data.encoding"]))
     features = len(schema.feature_names())
     return {

@@ -2,7 +2,7 @@
 
     spec.toml         the complete spec: the same file runs again
     provenance.json   versions, device
-    metrics.jsonl     one line an evaluation, appended as it happens: scores on public test records
+    metrics.jsonl     one line per evaluation, appended as it happens: scores on public test records
     model.safetensors the parameters by name
     model.py          the file of a model of your own
     schema.toml       how a table becomes features (tables whose schema is public)
@@ -336,7 +336,7 @@ class RunFolder:
                     meta = json.loads(str(archive["meta"]))
                     leaves = [archive[f"leaf{i}"] for i in range(meta["leaves"])]
                 return Checkpoint(meta["round"], leaves, meta["spec_digest"], meta["data_digest"])
-            except Exception:  # whatever comes of damaged bytes
+            except Exception:  # damaged bytes may raise anything
                 damaged = self._damaged(name, "is damaged")  # the one before it still serves
         listed = [name for name in (state or {"files": ()})["files"] if "checkpoints" in name]
         if damaged is not None or listed:
@@ -372,7 +372,7 @@ class RunFolder:
                 return dict(load(content))
             with np.load(io.BytesIO(old or b""), allow_pickle=False) as archive:
                 return {name: archive[name] for name in archive.files}
-        except Exception:  # whatever comes of damaged bytes
+        except Exception:  # damaged bytes may raise anything
             raise self._damaged(name, "is damaged") from None
 
     def save_summary(self, summary: Mapping[str, Any], local: Mapping[str, Any] | None = None) -> None:
@@ -516,7 +516,9 @@ def _json_ready(value: Any) -> Any:
     return value
 
 
-# What a long computation has found so far, kept until it is done: an interrupted one goes on from there.
+# Partial results of a long computation, kept until it is finished, so that an interrupted one can be resumed. One
+# file per computation, one line per answer with its checksum. A finished computation leaves nothing behind, so no
+# later version of the code meets answers of an earlier one.
 
 
 def unfinished_folder() -> Path:
@@ -530,7 +532,7 @@ def unfinished_folder() -> Path:
 
 
 class Unfinished:
-    """Answers by key. `about` is everything they depend on; with folder None nothing is kept."""
+    """Answers by key. `about` is everything they depend on; with folder None nothing is stored."""
 
     def __init__(self, folder: str | Path | None, kind: str, about: Any) -> None:
         text = json.dumps([__version__, kind, about], sort_keys=True, default=str)
@@ -552,7 +554,7 @@ class Unfinished:
         return self._known.get(key)
 
     def put(self, key: str, value: Any) -> None:
-        """Keep an answer."""
+        """Store an answer."""
         if self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -564,7 +566,7 @@ class Unfinished:
             os.fsync(file.fileno())
 
     def done(self) -> None:
-        """It came to its end: forget the answers."""
+        """The computation is finished: delete the answers."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 

@@ -205,7 +205,7 @@ class Epsilon:
 
 @dataclass(frozen=True)
 class RunTraffic:
-    """What a client sends and receives in a round, on average, and what became of it."""
+    """What an average client sends and receives in a round, and how many uploads were lost."""
 
     aggregation: str
     upload_bytes: float
@@ -783,7 +783,7 @@ def uncovered(rows: Sequence[ProvenRow]) -> list[str]:
 
 
 def other_notes(report: Report) -> list[str]:
-    """The notes of a report that do not stand among what is not covered."""
+    """The notes of a report, without those already listed as not covered."""
     texts = {text for row in report.epsilon.main for text in row.not_covered}
     return [note for note in report.notes if note not in texts]
 

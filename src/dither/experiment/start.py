@@ -128,7 +128,6 @@ def table_files(path: str | Path | Sequence[str | Path]) -> list[Path]:
     return files
 
 
-# reason: the options of `dither start`
 def plan_project(
     path: str | Path | Sequence[str | Path],
     wanted: Wanted,
@@ -146,7 +145,6 @@ def plan_project(
     return ProjectPlan(tuple(files), records, wanted, Budgets.split(epsilon, sum(records), delta, shares))
 
 
-# reason: keyword options of a public function
 def start_project(
     plan: ProjectPlan,
     *,

@@ -217,7 +217,7 @@ def spending(
     # The run's name in the ledger holds all that determines what it releases: a folder whose spec, seed, records
     # or surroundings were changed is another run, which pays for itself.
     made_of = np.frombuffer(build.origin(experiment, folder.provenance()).encode(), np.uint8)
-    # Where a run may go on without some clients, nobody's noise is counted on in a sum.
+    # If a run may continue without some clients, no client's noise is relied on in a sum.
     missing = experiment.plan.cohort_size - 1 if spec.federation.refused == "continue" else None
     accountant = experiment.accountant(missing)
     one_client_each = build.by_file(spec, experiment.dataset)
@@ -285,13 +285,13 @@ def resume(path: str | Path, **arguments: Any) -> Report:
 
 
 class _Outcome(NamedTuple):
-    """What the rounds came to, fetched from the devices of all processes."""
+    """The outcome of the rounds, fetched from the devices of all processes."""
 
     rounds: int
     stopped: str  # why there are fewer than asked for; empty where all were made
     params: Params
     refused: np.ndarray  # updates of each client that were left out
-    missing: int  # the most clients that lacked in any sum
+    missing: int  # the largest number of clients absent from a sum
     participation: np.ndarray
     traffic: dict[str, Any]
     sharing_note: str
@@ -305,7 +305,7 @@ def train(
     clock: Clock,
     options: RunOptions,
 ) -> Report:
-    """Rounds from the newest checkpoint (or from the start) to the end; then model, summary and plot.
+    """Train from the newest checkpoint (or from the start) to the end; then write model, summary and plot.
 
     Process 0 has the folder. Any other process (folder None) computes the same rounds and exits after them.
     """
@@ -443,7 +443,7 @@ def _account_for(recorder: _Recorder, outcome: _Outcome) -> Report:
     # Also what was undone and never made again.
     released = recorder.experiment.realised(folder.begun()) if recorder.fresh else experiment
     repeated = len(released.cohorts) - len(experiment.cohorts)
-    if repeated:  # what became of rounds that were undone, nobody knows
+    if repeated:  # how undone rounds ended is unknown
         missing = max(missing, build.tolerated(spec))
     with recorder.clock("accounting"):
         report = report_of(released, folder, folder.metrics(), outcome.participation, missing)
@@ -512,8 +512,8 @@ class _Recorder:
         return state, done
 
     def charge(self, start: int, end: int) -> tuple[int, str]:
-        """The round up to which the budget allows to go on, and the reason where that is not `end`. The rounds up
-        to there are charged."""
+        """The last round that the budget allows, and the reason if that is before `end`. The rounds up to there
+        are charged."""
         stop = end
         if self.account is not None:
             try:
@@ -595,7 +595,7 @@ def report_of(
     participation: np.ndarray,
     missing: int = 0,
 ) -> Report:
-    """The outcome of the rounds that were made, when at most `missing` clients were missing in any sum."""
+    """The report on the completed rounds, with at most `missing` clients absent from any sum."""
     last, spec = rows[-1], experiment.spec
     counts = np.sort(participation)
     return Report(
@@ -630,7 +630,7 @@ def report_of(
 def traffic(
     experiment: Experiment, simulation: engine.Simulation, state: engine.State, sizes: tuple[int, int]
 ) -> dict[str, Any]:
-    """What a round sends, a client at the mean, and what became of it."""
+    """What an average client sends and receives in a round, and how many uploads were lost."""
     message, upload = sizes
     how = simulation.aggregation
     found: dict[str, Any] = {
@@ -710,13 +710,13 @@ def _schema_file(dataset: Dataset) -> dict[str, str]:
 
 
 def model_source(spec: Spec) -> dict[str, str]:
-    """model.py, the file of a model of your own: the run's model can be read when that file is gone or changed."""
+    """model.py, a copy of the file of your own model: the run's model still loads if that file changes."""
     named = model_file(spec.model.name)
     return {"model.py": file_content(named[0]).decode("utf-8")} if named else {}
 
 
 def _begun_before(folder: RunFolder, spec: Spec, num_rounds: int) -> None:
-    """Of a run that a version without digests.json began, what it may have begun: a stretch past the last line."""
+    """Record the rounds that a version without digests.json may have begun: one stretch past the last line."""
     if not (folder.path / "digests.json").is_file():
         rows = folder.metrics()
         folder.begin(0, min((rows[-1]["round"] if rows else 0) + spec.eval_every, num_rounds))

@@ -696,30 +696,7 @@ def _check_together(spec: Spec) -> None:
             f"{spec.data.partition!r}"
         )
     _check_task(spec)
-    table = Path(spec.data.path).suffix.lower() in (".csv", ".tsv", ".parquet")
-    if table and not (spec.data.label or spec.data.schema):
-        raise SpecError(f"data.path={spec.data.path!r} needs data.label, the name of the label column")
-    if not spec.data.path and not spec.data.name:
-        raise SpecError("give data.name (dither data list) or data.path")
-    if spec.data.public and not spec.data.path:
-        raise SpecError("data.public is for your own records (data.path); those of the catalogue are public")
-    if spec.data.test_path and spec.data.split != "given":
-        raise SpecError(
-            f"data.test_path with data.split={spec.data.split!r} would train on the test file; leave one out"
-        )
-    dealt_by_rows = spec.data.partition in ("iid", "files", "column") and spec.data.part == "all"
-    if spec.data.split == "rows" and not dealt_by_rows:
-        raise SpecError(
-            "data.split='rows' holds out rows of your own tables (data.path) by their numbers: it goes with "
-            "data.partition 'iid', 'files' or 'column', without data.part"
-        )
-    if spec.data.transform != "none" and spec.privacy.project_epsilon:
-        raise SpecError(
-            f"data.transform={spec.data.transform!r} does not go with privacy.project_epsilon, which chooses the "
-            "model from the schema; leave one of the two out"
-        )
-    if spec.data.part != "all" and spec.data.public_fraction == 0:
-        raise SpecError(f"data.part={spec.data.part!r} needs data.public_fraction, the share declared public")
+    _check_data(spec)
     clips = {f"method_options.{key}": spec.method_options.get(key, 0) for key in ("update_clip", "param_clip")}
     for name, value in {"privacy.clip_norm": spec.privacy.clip_norm, **clips}.items():
         if 0 < value < _LEAST_CLIP:
@@ -749,6 +726,33 @@ def _check_together(spec: Spec) -> None:
         )
     if spec.secagg.noise == "discrete" and spec.aggregation == "off":
         raise SpecError("secagg.noise='discrete' is noise on integers; set secagg.mode to 'ideal' or 'real'")
+
+
+def _check_data(spec: Spec) -> None:
+    table = Path(spec.data.path).suffix.lower() in (".csv", ".tsv", ".parquet")
+    if table and not (spec.data.label or spec.data.schema):
+        raise SpecError(f"data.path={spec.data.path!r} needs data.label, the name of the label column")
+    if not spec.data.path and not spec.data.name:
+        raise SpecError("give data.name (dither data list) or data.path")
+    if spec.data.public and not spec.data.path:
+        raise SpecError("data.public is for your own records (data.path); those of the catalogue are public")
+    if spec.data.test_path and spec.data.split != "given":
+        raise SpecError(
+            f"data.test_path with data.split={spec.data.split!r} would train on the test file; leave one out"
+        )
+    dealt_by_rows = spec.data.partition in ("iid", "files", "column") and spec.data.part == "all"
+    if spec.data.split == "rows" and not dealt_by_rows:
+        raise SpecError(
+            "data.split='rows' holds out rows of your own tables (data.path) by their numbers: it goes with "
+            "data.partition 'iid', 'files' or 'column', without data.part"
+        )
+    if spec.data.transform != "none" and spec.privacy.project_epsilon:
+        raise SpecError(
+            f"data.transform={spec.data.transform!r} does not go with privacy.project_epsilon, which chooses the "
+            "model from the schema; leave one of the two out"
+        )
+    if spec.data.part != "all" and spec.data.public_fraction == 0:
+        raise SpecError(f"data.part={spec.data.part!r} needs data.public_fraction, the share declared public")
     if spec.data.partition == "column" and not spec.data.column and (table or not spec.data.path):
         raise SpecError("data.partition='column' needs data.column, the column that names the client")
 

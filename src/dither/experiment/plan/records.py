@@ -102,7 +102,6 @@ def smallest_client(base: Spec, records: int) -> int:
 # The records
 
 
-# reason: the options of `plan` that describe its data
 def planning_data(
     base: Spec,
     records: int | None,
