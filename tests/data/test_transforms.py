@@ -11,7 +11,7 @@ from dither.spec import Spec
 PICTURES = np.random.default_rng(0).random((300, 64)).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", ["unit", "scattering", "random"])
+@pytest.mark.parametrize("name", ["unit", "scattering", "random", "scattering-random"])
 def test_features_follow_from_one_record_and_have_a_bounded_norm(name):
     features = data.transform(PICTURES, name)
     changed = PICTURES.copy()

@@ -67,6 +67,32 @@ def test_the_records_do_not_change_what_is_chosen(tmp_path: Path) -> None:
     assert specs[0] == specs[1]
 
 
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        (table(0), "'data' has a header but no rows"),
+        ({"north": table(120), "south": table(0)}, "'south' has a header but no rows"),
+        (pd.concat([table(120), table(120)[["age"]]], axis=1), "'data' has two columns called 'age'"),
+        (table(120).assign(scans=[[1, 2]] * 120), "column 'scans' holds lists or other objects"),
+        (
+            table(120).assign(ill=[None, "yes", "no"] * 40),
+            "is empty in row 1 and 39 more; remove rows without a label",
+        ),
+        ((np.zeros((9, 2)), np.arange(9) % 2 * 2 - 1), "labels run from -1 to 1, .*number them 0 to 1"),
+    ],
+)
+def test_what_is_wrong_with_records_given_in_python_is_said(records: object, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        choose({"data.label": "ill"}, records=records)
+
+
+def test_few_records_are_dealt_out_to_few_clients() -> None:
+    spec = choose(
+        {"data.label": "ill", "data.test_fraction": 0}, records=table(6).assign(ill=["yes", "no"] * 3)
+    ).spec
+    assert (spec.num_clients, spec.cohort_size) == (6, 6)
+
+
 def test_frames_and_arrays_in_place_of_a_file() -> None:
     frames = {"north": table(120, 1), "south": table(80, 2)}
     by_name = choose({"data.label": "ill"}, records=frames)

@@ -38,7 +38,7 @@ from dither.data.downloads import Download, Origin, Progress, obtain
 from dither.data.drafts import draft_frame
 from dither.data.hashing import file_digest, hash_table
 from dither.data.schema import Schema, with_label_bounds
-from dither.data.tables import StrPath, join_tables, read_table, table_files
+from dither.data.tables import StrPath, check_table, join_tables, read_table, table_files
 from dither.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -447,6 +447,8 @@ def _load_records(
         )
     frames = [frame.rename(columns=str).reset_index(drop=True) for frame in frames]
     files = [Path(str(name)) for name in tables or {"data": None}]
+    for file, frame in zip(files, frames, strict=True):
+        check_table(frame, file.name)
     frame = frames[0] if schema else join_tables(files, frames)
     agreed, notes = _own_schema(frame, "data", label, schema, options)
     test = read_table(test_path) if test_path else None

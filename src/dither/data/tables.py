@@ -67,12 +67,17 @@ def read_table(path: StrPath) -> pd.DataFrame:
         why = _UNEQUAL.sub(r"line \2 has \3 cells, the header \1; correct the line", first_line(error))
         raise DataError(f"{path.name!r} cannot be read as a {suffix[1:]} table: {why}") from None
     frame.columns = pd.Index([str(column).strip() for column in frame.columns])
+    check_table(frame, path.name)
+    return frame
+
+
+def check_table(frame: pd.DataFrame, name: str) -> None:
+    """`DataError` where a table has no rows, or two columns of one name."""
     if len(frame) == 0:
-        raise DataError(f"{path.name!r} has a header but no rows; it needs at least one")
+        raise DataError(f"{name!r} has a header but no rows; it needs at least one")
     repeated = frame.columns[frame.columns.duplicated()]
     if len(repeated):
-        raise DataError(f"{path.name!r} has two columns called {repeated[0]!r}; rename one")
-    return frame
+        raise DataError(f"{name!r} has two columns called {repeated[0]!r}; rename one")
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
@@ -303,7 +308,12 @@ def factorize(series: pd.Series, missing: Collection[str] = MISSING) -> tuple[np
     once, so the cost grows with the distinct values and not with the rows."""
     import pandas as pd
 
-    raw_codes, raw_values = pd.factorize(series, use_na_sentinel=True)
+    try:
+        raw_codes, raw_values = pd.factorize(series, use_na_sentinel=True)
+    except TypeError:
+        raise DataError(
+            f"column {series.name!r} holds lists or other objects; make columns of their parts"
+        ) from None
     spelled = [canonical(value) for value in raw_values]
     texts = sorted(set(spelled) - set(missing))
     code_of = {text: code for code, text in enumerate(texts)}

@@ -16,7 +16,7 @@ from dither.data.dataset import Dataset, MappedArray, zeros_aligned
 from dither.errors import DataError
 
 NORM_BOUND = 1.0 + 1e-5  # of transformed records, with what float32 rounds
-_WIDTH = 1024  # number of random features
+_WIDTH, _SCATTERED_WIDTH = 1024, 4096  # number of random features, of records and of their scattering
 _BANDWIDTH = 2.0  # of the kernel that random features approximate, for records of norm 1
 _ANGLES = 4  # of the scattering
 _BLOCK = 4096  # records at a time
@@ -53,6 +53,8 @@ def transformed(dataset: Dataset, name: str) -> Dataset:
 
 
 def _features(x: np.ndarray, name: str) -> np.ndarray:
+    if name == "scattering-random":
+        return _unit(_random_features(_normalised_scattering(x), _SCATTERED_WIDTH))
     rules = {"unit": _unit, "scattering": _normalised_scattering, "random": _random_features}
     return rules[name](x)
 
@@ -67,7 +69,7 @@ def _normalised_scattering(x: np.ndarray) -> np.ndarray:
     side = math.isqrt(x.shape[1])
     if side * side != x.shape[1] or side % 4 or side < 8:
         raise DataError(
-            "data.transform='scattering' is for square grey pictures with a side of 8, 12, 16, ... pixels, not "
+            "a scattering data.transform is for square grey pictures with a side of 8, 12, 16, ... pixels, not "
             f"for records of {x.shape[1]} features; leave it out, or use 'random'"
         )
     channels = [1, 2 * _ANGLES, _ANGLES**2]
@@ -89,10 +91,10 @@ def _standardised(group: np.ndarray) -> np.ndarray:
     return np.asarray(rows / (np.sqrt(np.square(rows).mean(1, keepdims=True)) + 1e-3))
 
 
-def _random_features(x: np.ndarray) -> np.ndarray:
+def _random_features(x: np.ndarray, width: int = _WIDTH) -> np.ndarray:
     """Random Fourier features of a Gaussian kernel on records of norm 1 (Rahimi and Recht 2007)."""
-    directions, shifts = _random_waves(x.shape[1])
-    return np.asarray(np.cos(_unit(x) @ directions + shifts) / math.sqrt(_WIDTH), np.float32)
+    directions, shifts = _random_waves(x.shape[1], width)
+    return np.asarray(np.cos(_unit(x) @ directions + shifts) / math.sqrt(width), np.float32)
 
 
 def _unit(x: np.ndarray) -> np.ndarray:
@@ -102,12 +104,12 @@ def _unit(x: np.ndarray) -> np.ndarray:
 
 
 @cache
-def _random_waves(width: int) -> tuple[np.ndarray, np.ndarray]:
+def _random_waves(inputs: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     """Directions and shifts. They come from raw bits, which every version of NumPy draws alike."""
     from scipy.special import ndtri
 
-    bits = np.random.PCG64(0).random_raw((width + 1) * _WIDTH)
+    bits = np.random.PCG64(0).random_raw((inputs + 1) * width)
     uniform = ((bits >> np.uint64(11)) + 0.5) / 2.0**53
-    directions, shifts = np.split(uniform.reshape(width + 1, _WIDTH), [width])
+    directions, shifts = np.split(uniform.reshape(inputs + 1, width), [inputs])
     waves = _BANDWIDTH * ndtri(directions)
     return waves.astype(np.float32), (2 * np.pi * shifts[0]).astype(np.float32)

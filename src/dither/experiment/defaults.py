@@ -89,8 +89,8 @@ def completed(given: Mapping[str, Any], records: Any, data_dir: str | Path | Non
     dataset = load_data(spec, data_dir=data_dir, records=records)
     chosen: dict[str, Any] = {}
     if spec.num_clients == 0 and spec.data.partition == "iid" and not dataset.sources:
-        spec = spec.with_values({"num_clients": _CLIENTS})
-        chosen["num_clients"] = _CLIENTS
+        chosen["num_clients"] = min(_CLIENTS, len(dataset.y_train))
+        spec = spec.with_values(chosen)
     sizes = deal(spec, dataset)[0].size
     if "privacy.delta" not in given:  # below one over the number of records
         chosen["privacy.delta"] = min(spec.privacy.delta, 10.0 ** -math.ceil(math.log10(sizes.sum())))

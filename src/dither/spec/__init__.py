@@ -108,7 +108,7 @@ class DataSpec:
         "none",
         "public features, computed from each encoded record by itself by a fixed rule: scaled to a norm of 1, "
         "scattering of square pictures, or random Fourier features",
-        ("none", "unit", "scattering", "random"),
+        ("none", "unit", "scattering", "random", "scattering-random"),
     )
     test_fraction: float = _key(0.2, "held out of path when there is no test_path", at_least=0.0, below=1.0)
     partition: str = _key(

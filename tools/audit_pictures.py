@@ -1,4 +1,4 @@
-"""The pictures of docs/audit.md: python examples/audit_pictures.py docs/images [--quick]
+"""The pictures of docs/audit.md: python tools/audit_pictures.py docs/images [--quick]
 
 roc and trials   Secure FedAvg's message claimed at ε = 0.5 (a million trials); a plain Gaussian release
 membership       LiRA on a small network, without noise and with proven ε
