@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dither.accounting import Conditions, ProvenRow
-from dither.accounting.ledger import Budget, Charge, Ledger, composed
+from dither.accounting.ledger import Budget, Charge, Ledger, Spent, composed
 from dither.accounting.ledger.runs import EVERY_RECORD
 from dither.errors import DataError
 from dither.experiment.folder import to_json, write_text
@@ -98,11 +98,7 @@ def spent_parts(report: Report, ledger: str | Path | None = None) -> tuple[Spent
     if report.ledger is None or not Path(ledger or report.ledger.file).is_file():
         return ()
     book, row = Ledger(ledger or report.ledger.file), report.epsilon.main[0]
-    accounts = [
-        (dataset, spent)
-        for dataset in report.ledger.dataset.split(", ")  # one for each file
-        for spent in book.spent(dataset, EVERY_RECORD, delta=row.delta, view=row.view, adjacency=row.adjacency)
-    ]
+    accounts = charged_accounts(report, book)
     if not accounts:
         return ()
     dataset, spent = max(accounts, key=lambda pair: pair[1].epsilon)
@@ -112,6 +108,16 @@ def spent_parts(report: Report, ledger: str | Path | None = None) -> tuple[Spent
         for run, value in book.spent_by_run(dataset, EVERY_RECORD, terms).items()
     ]
     return (*parts, SpentPart(TOGETHER, spent.epsilon, spent.delta))
+
+
+def charged_accounts(report: Report, book: Ledger) -> list[tuple[str, Spent]]:
+    """The data sets that a run was charged to, one for each file, and what was spent on each, in its terms."""
+    row = report.epsilon.main[0]
+    return [
+        (dataset, spent)
+        for dataset in (report.ledger.dataset.split(", ") if report.ledger else ())
+        for spent in book.spent(dataset, EVERY_RECORD, delta=row.delta, view=row.view, adjacency=row.adjacency)
+    ]
 
 
 def with_counts(

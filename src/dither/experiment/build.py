@@ -774,26 +774,18 @@ def _refuse_processes(experiment: Experiment) -> None:
 
 def step_numbers(experiment: Experiment) -> int:
     """Numbers that one client works on in a local step: its model and its batch."""
-    return experiment.num_params + _batch(experiment) * int(np.prod(experiment.problem.x.shape[1:]))
+    return experiment.num_params + batch_records(experiment) * int(np.prod(experiment.problem.x.shape[1:]))
 
 
-def _batch(experiment: Experiment) -> int:
+def batch_records(experiment: Experiment) -> int:
     """Records in a batch."""
-    return (
-        int(experiment.partition.size.max())
-        if experiment.spec.batch_sampling == "full"
-        else experiment.spec.batch_size
-    )
+    full = experiment.spec.batch_sampling == "full"
+    return int(experiment.partition.size.max()) if full else experiment.spec.batch_size
 
 
 def _round_flops(experiment: Experiment) -> float:
-    return (
-        6.0
-        * experiment.num_params
-        * _batch(experiment)
-        * experiment.spec.local_steps
-        * experiment.spec.cohort_size
-    )
+    steps = experiment.spec.local_steps * experiment.spec.cohort_size
+    return 6.0 * experiment.num_params * batch_records(experiment) * steps
 
 
 def make_rounds(experiment: Experiment, simulation: engine.Simulation) -> engine.Simulation | streaming.Streamed:

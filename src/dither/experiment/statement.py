@@ -297,12 +297,12 @@ def _composition(report: Report, ledger: str | Path | None) -> Section:
                 "otherwise, adds to its ε.",
             ),
         )
-    from dither.accounting.ledger.runs import EVERY_RECORD, Ledger
+    from dither.accounting.ledger import Ledger
+    from dither.experiment.account import charged_accounts
 
     path = Path(ledger or report.ledger.file)
     if not path.is_file():
         return Section(question, (f"The ledger {path.name} is not here; `--ledger FILE` names it.",))
-    row = report.epsilon.main[0]
     head = ("records", "runs", "spent ε", "budget", "δ")
     book = Ledger(path)
     table = [
@@ -313,8 +313,7 @@ def _composition(report: Report, ledger: str | Path | None) -> Section:
             epsilon_text(spent.budget.epsilon) if spent.budget else "none set",
             f"{spent.delta:g}",
         )
-        for dataset in report.ledger.dataset.split(", ")  # one for each file
-        for spent in book.spent(dataset, EVERY_RECORD, delta=row.delta, view=row.view, adjacency=row.adjacency)
+        for dataset, spent in charged_accounts(report, book)
     ]
     sentence = (
         "All runs on these records that were charged to this ledger, this one included. Releases by others add."

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import operator
 import re
 import tomllib
 import types
@@ -32,6 +33,9 @@ __all__ = ["METHODS", "Spec"]
 _MODEL_FILE = re.compile(r"(?P<file>.+\.py(#[0-9a-f]{64})?):(?P<factory>[A-Za-z_]\w*)")
 IN_MEMORY = "(in memory)"  # data.path of records that were given in Python
 _BETWEEN_FILES = "\n"  # of data.path, where it lists several
+
+
+_LIMITS = {"above": operator.gt, "at_least": operator.ge, "below": operator.lt, "at_most": operator.le}
 
 
 class Option(NamedTuple):
@@ -57,14 +61,10 @@ class Option(NamedTuple):
             raise SpecError(f"{name}={value!r} is not one of {', '.join(map(repr, self.choices))}")
         if isinstance(value, float) and math.isnan(value):
             raise SpecError(f"{name}={value} is not a number")
-        if self.above is not None and not value > self.above:
-            raise SpecError(f"{name}={value} must be above {self.above}")
-        if self.at_least is not None and not value >= self.at_least:
-            raise SpecError(f"{name}={value} must be at least {self.at_least}")
-        if self.below is not None and not value < self.below:
-            raise SpecError(f"{name}={value} must be below {self.below}")
-        if self.at_most is not None and not value <= self.at_most:
-            raise SpecError(f"{name}={value} must be at most {self.at_most}")
+        for limit, holds in _LIMITS.items():
+            bound = getattr(self, limit)
+            if bound is not None and not holds(value, bound):
+                raise SpecError(f"{name}={value} must be {limit.replace('_', ' ')} {bound}")
 
 
 class Declaration(NamedTuple):

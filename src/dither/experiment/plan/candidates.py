@@ -199,11 +199,11 @@ class Candidate:
     point: Point
     spec: Spec
     noise_std: float  # on a coordinate of an upload or a gradient, as the method defines it
-    printed_noise_std: float  # what the paper's formula adds for the same ε; nan where it gives none
     claimed: Claim  # the paper's ε for the noise that is added
     uploads: float  # per client, on average
     num_params: int
-    signal_to_noise: float  # length of the longest signal over the length of the noise, in the final model
+    printed_noise_std: float = math.nan  # what the paper's formula adds for the same ε, if it gives any
+    signal_to_noise: float = math.nan  # length of the longest signal over that of the noise, in the final model
 
     @property
     def bytes_per_client(self) -> float:

@@ -330,7 +330,7 @@ def _work_bytes(experiment: Experiment, kind: str) -> float:
     clients = (
         1 if kind == "cpu" and devices.sequential_clients(build.step_numbers(experiment)) else spec.cohort_size
     )
-    records = int(experiment.partition.size.max()) if spec.batch_sampling == "full" else spec.batch_size
+    records = build.batch_records(experiment)
     return 4.0 * clients * (12.0 * params + 4.0 * records * _record_width(experiment))
 
 
