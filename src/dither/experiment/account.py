@@ -17,17 +17,7 @@ from dither.accounting.ledger import Budget, Charge, Ledger, Spent, composed
 from dither.accounting.ledger.runs import EVERY_RECORD
 from dither.errors import DataError
 from dither.experiment.folder import to_json, write_text
-from dither.experiment.report import (
-    Epsilon,
-    Overview,
-    Report,
-    attacked_text,
-    claim_text,
-    client_text,
-    label,
-    proven_text,
-    run_folder,
-)
+from dither.experiment.report import Epsilon, Overview, Report, run_folder
 from dither.spec import MODELS, Spec
 
 if TYPE_CHECKING:
@@ -70,14 +60,9 @@ class PrivacyReport(Overview):
         return f"{self.method}: claimed and proven ε"
 
     def overview(self) -> list[tuple[str, str]]:
-        """The claim, then each proven and each attacked ε."""
-        return [
-            ("claimed ε", claim_text(self.epsilon.claimed)),
-            *((label(row), proven_text(row)) for row in self.epsilon.notable),
-            *((f"target ε {row.target:g}", f"{who}: {client_text(row)}") for who, row in self.epsilon.by_target()),
-            *(("attacked ε", attacked_text(row)) for row in self.epsilon.attacked),
-            *((f"ε of {part.what}", f"{part.epsilon:.4g} at δ = {part.delta:.3g}") for part in self.split),
-        ]
+        """Each proven and attacked ε, the claim, and what else was spent."""
+        parts = [(f"ε of {part.what}", f"{part.epsilon:.4g} at δ = {part.delta:.3g}") for part in self.split]
+        return self.epsilon.lines(self.epsilon.notable) + parts
 
 
 class SpentPart(NamedTuple):

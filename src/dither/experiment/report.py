@@ -166,6 +166,15 @@ class Epsilon:
             **({"clients": [dict(vars(row)) for row in self.clients]} if self.clients else {}),
         }
 
+    def lines(self, proven: Sequence[ProvenRow]) -> list[tuple[str, str]]:
+        """Some proven rows, then the claimed and the attacked ε, as pairs of (what, value)."""
+        return [
+            *((label(row), proven_text(row)) for row in proven),
+            *((f"target ε {row.target:g}", f"{who}: {client_text(row)}") for who, row in self.by_target()),
+            *(("attacked ε", attacked_text(row)) for row in self.attacked),
+            ("claimed ε", claim_text(self.claimed)),
+        ]
+
     def by_target(self) -> list[tuple[str, ClientEpsilon]]:
         """Who has which target, in words, and the largest claimed and proven ε among them, by rising target."""
         groups: dict[float, list[ClientEpsilon]] = {}
@@ -500,15 +509,10 @@ class Report(Overview):
             *([("", self.scores.text())] if self.scores is not None else []),
             ("rounds", f"{self.rounds} in {self.seconds:.1f} s"),
             ("clients", f"{self.num_clients}, each in {times}"),
-            *((label(row), proven_text(row)) for row in self.epsilon.main),
-            ("claimed ε", claim_text(self.epsilon.claimed)),
+            *self.epsilon.lines(self.epsilon.main),
         ]
         if failing := len(self.epsilon.failing_conditions):
             lines.append(("", f"{failing} of the claim's conditions fail: dither account {self.folder}"))
-        lines += [
-            (f"target ε {row.target:g}", f"{who}: {client_text(row)}") for who, row in self.epsilon.by_target()
-        ]
-        lines += [("attacked ε", attacked_text(row)) for row in self.epsilon.attacked]
         if self.stopped:
             lines.append(("stopped", self.stopped))
         return [*lines, *(("warning", each.text) for each in self.advice)]

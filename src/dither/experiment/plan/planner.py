@@ -14,28 +14,9 @@ from dither.errors import SpecError
 from dither.experiment import plots
 from dither.experiment.folder import Unfinished
 from dither.experiment.plan import bounds as theory
+from dither.experiment.plan import candidates as space
 from dither.experiment.plan.bounds import BoundGrid, ProblemConstants
-from dither.experiment.plan.candidates import (
-    INTEGER_KEYS,
-    LABELS,
-    Candidate,
-    Infeasible,
-    Point,
-    Search,
-    Trainer,
-    Trial,
-    affordable,
-    candidate,
-    clip_key,
-    completed,
-    neighbours,
-    pareto_front,
-    points,
-    proven_epsilon,
-    proxy_spec,
-    search,
-    search_space,
-)
+from dither.experiment.plan.candidates import Candidate, Infeasible, Point, Search, Trainer, Trial
 from dither.experiment.plan.records import (
     PlanningData,
     base_spec,
@@ -186,7 +167,7 @@ class Plan(Overview):
         """Measured candidates that no other beats in accuracy, ε and bytes at once."""
         trials = [*(self.search.trials if self.search else []), *self.frontier]
         usable = [trial for trial in trials if len(trial.accuracy) > 1]
-        return pareto_front(usable, lambda t: (t.epsilon, -t.mean_accuracy, t.candidate.bytes_per_client))
+        return space.pareto_front(usable, lambda t: (t.epsilon, -t.mean_accuracy, t.candidate.bytes_per_client))
 
     def to_toml(self) -> str:
         """The spec as TOML; the first lines say where it comes from."""
@@ -339,18 +320,18 @@ class _Planner:
             raise SpecError(
                 "client_lr is given, but a theorem sets its own rate; use --mode empirical, or leave it out"
             )
-        clip = {clip_key(base.method): (theory.theory_clip(base, constants),)}
+        clip = {space.clip_key(base.method): (theory.theory_clip(base, constants),)}
         effort = "quick" if self.effort == "quick" else "bound"
         candidates = self.candidates({**clip, **self.fixed, "client_lr": (1.0,)}, effort)
         bounds = theory.bounds(base, candidates, constants, self.smallest)
         values = {name: float(column[bounds.best]) for name, column in bounds.values.items()}
-        best = candidate(base, {**candidates[bounds.best].point, **values}, self.counts)
+        best = space.candidate(base, {**candidates[bounds.best].point, **values}, self.counts)
         conditions = theory.conditions(base, best, constants, values, self.smallest)
         return Plan(
             spec=best.spec,
             mode="theory",
             candidate=best,
-            proven_epsilon=proven_epsilon(base, best.point, self.counts),
+            proven_epsilon=space.proven_epsilon(base, best.point, self.counts),
             source=self.planning.source,
             notes=tuple(f"condition fails: {text}" for text, holds in conditions if not holds),
             constants=constants,
@@ -361,17 +342,17 @@ class _Planner:
 
     def by_measurement(self) -> Plan:
         def near(point: Point) -> list[Candidate]:
-            moved = neighbours(self.base, point, self.smallest, self.fixed)
-            return affordable(self.base, moved, self.counts)[0]
+            moved = space.neighbours(self.base, point, self.smallest, self.fixed)
+            return space.affordable(self.base, moved, self.counts)[0]
 
         candidates = self.candidates(self.fixed, self.effort, self.spec_point())
-        result = search(self.trainer, candidates, near, metric=self.metric, seeds=self.seeds)
+        result = space.search(self.trainer, candidates, near, metric=self.metric, seeds=self.seeds)
         best = result.best.candidate
         return Plan(
             spec=best.spec,
             mode="empirical",
             candidate=best,
-            proven_epsilon=proven_epsilon(self.base, best.point, self.counts),
+            proven_epsilon=space.proven_epsilon(self.base, best.point, self.counts),
             source=self.planning.source,
             search=result,
             frontier=self.frontier(result) if self.extras else [],
@@ -379,7 +360,7 @@ class _Planner:
 
     def frontier(self, result: Search) -> list[Trial]:
         """The best candidate, and the best of those that send less, at other ε."""
-        leanest = pareto_front(
+        leanest = space.pareto_front(
             [trial for trial in result.trials if len(trial.accuracy) == len(result.best.accuracy)],
             lambda trial: (trial.candidate.bytes_per_client, -trial.score(self.metric)),
         )
@@ -388,7 +369,7 @@ class _Planner:
         trials = []
         for factor in OTHER_BUDGETS:
             base = self.base.with_values({"privacy.epsilon": factor * self.base.privacy.epsilon})
-            same = affordable(base, [trial.candidate.point for trial in chosen], self.counts)[0]
+            same = space.affordable(base, [trial.candidate.point for trial in chosen], self.counts)[0]
             trials += [Trial(each) for each in same]
         return self.trainer.run(trials, range(min(2, self.seeds)))
 
@@ -398,17 +379,19 @@ class _Planner:
         if self.fixed or base.batch_size > self.smallest or base.num_rounds * base.local_steps > 2000:
             return []
         clip = base.method_options["param_clip"] if base.method == "nbafl" else base.privacy.clip_norm
-        point = {key: getattr(base, key) for key in (*INTEGER_KEYS, "client_lr")} | {clip_key(base.method): clip}
-        return [completed(base, point, math.nan, self.smallest)]
+        point = {key: getattr(base, key) for key in (*space.INTEGER_KEYS, "client_lr")} | {
+            space.clip_key(base.method): clip
+        }
+        return [space.completed(base, point, math.nan, self.smallest)]
 
     def candidates(
         self, given: Mapping[str, tuple[Any, ...]], effort: str, more: Sequence[Point] = ()
     ) -> list[Candidate]:
         """Points with their noise. Refuses where none has a proof, or where noise drowns the signal at all."""
         base = self.base
-        grid = points(base, search_space(base, self.smallest, given, effort=effort), self.smallest)
+        grid = space.points(base, space.search_space(base, self.smallest, given, effort=effort), self.smallest)
         self.trainer.say(f"the accountant sets the noise of {len(grid)} points")
-        candidates, reasons = affordable(base, [*grid, *more], self.counts)
+        candidates, reasons = space.affordable(base, [*grid, *more], self.counts)
         if not candidates:
             raise Infeasible(
                 f"no noise has a proven ε at any of {len(grid)} points: {'; '.join(reasons)}; nearest feasible: "
@@ -426,12 +409,14 @@ class _Planner:
         for _ in range(40):
             nearest *= 1.25
             asked = base.with_values({"privacy.epsilon": nearest})
-            if candidate(asked, best.point, self.counts).signal_to_noise >= _ENOUGH_SIGNAL:
+            if space.candidate(asked, best.point, self.counts).signal_to_noise >= _ENOUGH_SIGNAL:
                 break
         else:
             nearest = math.inf
         clients = math.ceil(base.num_clients / best.signal_to_noise**2)
-        chosen = ", ".join(f"{key}={best.point[key]:g}" for key in (*INTEGER_KEYS, clip_key(base.method)))
+        chosen = ", ".join(
+            f"{key}={best.point[key]:g}" for key in (*space.INTEGER_KEYS, space.clip_key(base.method))
+        )
         return (
             f"proven ε={epsilon:g} leaves no signal: at the best point tried ({chosen}) the noise in the model is "
             f"{1 / best.signal_to_noise:.3g} times as long as the longest signal; nearest feasible: epsilon="
@@ -440,7 +425,7 @@ class _Planner:
 
     def measured_seconds(self, spec: Spec) -> float:
         """The time of the chosen run when it is simulated here, compilation included."""
-        spec = proxy_spec(spec).with_values({"eval_every": spec.num_rounds})
+        spec = space.proxy_spec(spec).with_values({"eval_every": spec.num_rounds})
         started = time.perf_counter()
         train_specs([spec], dataset=self.planning.dataset)
         return time.perf_counter() - started
@@ -462,7 +447,7 @@ def draw_plan(plan: Plan, path: Path) -> None:
         tried, label = [trial.candidate for trial in trials], "accuracy on the proxy"
         scores = [trial.mean_accuracy for trial in trials]
         reason = f"{plan.search.runs} measured runs" if plan.search else ""
-    keys = [*INTEGER_KEYS, clip_key(plan.spec.method), *([] if bounds is not None else ["client_lr"])]
+    keys = [*space.INTEGER_KEYS, space.clip_key(plan.spec.method), *([] if bounds is not None else ["client_lr"])]
     errors = [0.0] * len(tried) if bounds is not None else [trial.standard_error for trial in trials]
     better = min if bounds is not None else max
     curves = {key: _best_by_value(tried, zip(scores, errors, strict=True), key, better) for key in keys}
@@ -475,7 +460,7 @@ def draw_plan(plan: Plan, path: Path) -> None:
     shown = [score for curve in curves.values() for _, score, _ in curve]
     for axis, (key, curve) in zip(panels, curves.items(), strict=False):
         _draw_curve(axis, curve, float(plan.candidate.point[key]))
-        _label(axis, LABELS[key], f"best {label}")
+        _label(axis, space.LABELS[key], f"best {label}")
         if bounds is None:
             plots.score_axis(axis, [*shown, *(trial.mean_accuracy for trial in plan.frontier)], {})
             continue
