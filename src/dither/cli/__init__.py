@@ -7,20 +7,13 @@ line says how to go on).
 
 from __future__ import annotations
 
-import sys
-from typing import Annotated
-
-import typer
-from typer import Option
+from functools import partial
 
 from dither.cli import common, datasets, federations, look, plans, privacy, runs
-from dither.cli.common import OWN_PROCESS, Program, file_error, outlive_readers, print_error
-from dither.errors import DitherError
-from dither.types import __version__
 
 app = common.Commands(
     name="dither",
-    cls=Program,
+    cls=common.Program,
     help="Differentially private federated learning that reports claimed, proven and attacked ε.",
     no_args_is_help=True,
     add_completion=True,
@@ -47,22 +40,5 @@ for _command in COMMANDS:
 for _name, _group in GROUPS.items():
     app.add_typer(_group, name=_name, rich_help_panel=_PANEL.get(_name))
 
-
-def main() -> None:
-    """Entry point: a `DitherError` or a file error becomes one line and an exit code."""
-    outlive_readers()
-    try:
-        app(prog_name="dither", obj=OWN_PROCESS)
-    except DitherError as error:
-        print_error(str(error))
-        sys.exit(error.exit_code)
-    except OSError as error:
-        print_error(file_error(error))
-        sys.exit(2)
-
-
-@app.callback(invoke_without_command=True)
-def _top(version: Annotated[bool, Option("--version", help="Print the version and exit.")] = False) -> None:
-    if version:
-        typer.echo(__version__)
-        raise typer.Exit
+app.callback(invoke_without_command=True)(common.top)
+main = partial(common.run_program, app)

@@ -23,6 +23,7 @@ from typer import Option
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from dither.errors import DitherError, ProcessError, SpecError
+from dither.types import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -452,6 +453,26 @@ class Program(TyperGroup):
             return super().invoke(ctx)
 
 
+def run_program(app: typer.Typer) -> None:
+    """Run the command line: a `DitherError` or a file error becomes one line and an exit code."""
+    outlive_readers()
+    try:
+        app(prog_name="dither", obj=OWN_PROCESS)
+    except DitherError as error:
+        print_error(str(error))
+        sys.exit(error.exit_code)
+    except OSError as error:
+        print_error(file_error(error))
+        sys.exit(2)
+
+
+def top(version: Annotated[bool, Option("--version", help="Print the version and exit.")] = False) -> None:
+    """The options of `dither` itself."""
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
 def _usage(error: click.ClickException) -> str:
     """What is wrong with a command line, and where to look."""
     context = error.ctx if isinstance(error, click.UsageError) else None
@@ -620,7 +641,7 @@ def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
 
 def _leave(error: BaseException, advice: Callable[[], str], children: Sequence[subprocess.Popen[bytes]]) -> None:
     """Disconnect after an error. Where the others are lost, an ordinary exit would wait for them: exit at once,
-    with the message of `cli.main`."""
+    with the message of `run_program`."""
     from dither.simulation import distributed
 
     if not distributed.lost():
