@@ -187,10 +187,7 @@ class RunFolder:
         """Write down that rounds start..stop-1 are about to be made, and forget an earlier outcome. When this
         returns it is on the disk: rounds that a kill makes undone, and that are made again with fresh noise, have
         been released twice."""
-        state = self._digests()
-        if state is None:  # of an earlier version
-            write_text(self.path / "local" / "key", secrets.token_hex(32))
-            state = {"files": self._digests_of(), "begun": []}
+        state = self.resumable_state()
         begun = [list(span) for span in state["begun"]]
         if begun and begun[-1][1] == start:
             begun[-1][1] = stop
@@ -199,6 +196,15 @@ class RunFolder:
         files = {name: digest for name, digest in state["files"].items() if name not in _OUTCOME}
         self._save_digests({"files": files, "begun": begun})
         (self.path / "summary.json").unlink(missing_ok=True)
+
+    def resumable_state(self) -> dict[str, Any]:
+        """What digests.json holds; `RunExists` in a folder of an earlier version, which had none."""
+        state = self._digests()
+        if state is None:
+            raise RunExists(
+                f"{str(self.path)!r} was begun by an earlier version and cannot be resumed; start a new run"
+            )
+        return state
 
     def begun(self) -> list[tuple[int, int]]:
         """Stretches of rounds, in the order in which they were begun; they overlap where a kill undid some."""
@@ -329,7 +335,7 @@ class RunFolder:
         self.read("local/key")  # if it is damaged, not they
         for path in reversed(self._checkpoint_files()):
             name = str(path.relative_to(self.path))
-            if state is not None and name.startswith("local/") and name not in state["files"]:
+            if state is not None and name not in state["files"]:
                 continue  # a kill came before it was listed: its rounds are made again
             try:
                 with np.load(io.BytesIO(self.read(name) or b""), allow_pickle=False) as archive:
@@ -344,9 +350,8 @@ class RunFolder:
         return None
 
     def _checkpoint_files(self) -> list[Path]:
-        """Oldest first; those of earlier versions lie outside local/."""
-        found = [*self.path.glob("checkpoints/round-*.npz"), *self.path.glob("local/checkpoints/round-*.npz")]
-        return sorted(found, key=lambda path: path.name)
+        """Oldest first."""
+        return sorted(self.path.glob("local/checkpoints/round-*.npz"))
 
     # The outcome
 

@@ -186,6 +186,8 @@ def _place(spec: Spec, out: str | Path | None, resume: str | Path | None) -> tup
     _check_spec(folder, spec)
     finished = Report.read(resume)
     complete = finished is not None and not finished.stopped
+    if not complete:
+        folder.resumable_state()
     return folder.path, {**shared, "begun": folder.provenance(), "complete": complete}
 
 
@@ -203,8 +205,7 @@ def spending(
             "can charge; use 'clip', or a catalogue data set without --ledger"
         )
     # The run folder keeps an anchor: a ledger that is rolled back later no longer agrees with it.
-    anchor = folder.path / "ledger-anchor.json"  # where earlier versions had it
-    anchor = anchor if anchor.is_file() else folder.path / "local" / "ledger-anchor.json"
+    anchor = folder.path / "local" / "ledger-anchor.json"
     book = Ledger(ledger or Ledger.default_path(), anchor=anchor)
     own_rows = spec.data.partition == "column"
     datasets = _identified(experiment, book, new_ledger=new_ledger)
@@ -496,7 +497,6 @@ class _Recorder:
         folder, done = self.folder, 0
         checkpoint = folder.load_checkpoint()
         folder.clear_leftovers()
-        _begun_before(folder, self.spec, self.num_rounds)
         if self.fresh and self.spec.batch_sampling == "shuffled" and folder.begun():
             raise RunExists(
                 f"{str(folder.path)!r} cannot be resumed: its shuffled epochs came from randomness='os', which is "
@@ -713,13 +713,6 @@ def model_source(spec: Spec) -> dict[str, str]:
     """model.py, a copy of the file of your own model: the run's model still loads if that file changes."""
     named = model_file(spec.model.name)
     return {"model.py": file_content(named[0]).decode("utf-8")} if named else {}
-
-
-def _begun_before(folder: RunFolder, spec: Spec, num_rounds: int) -> None:
-    """Record the rounds that a version without digests.json may have begun: one stretch past the last line."""
-    if not (folder.path / "digests.json").is_file():
-        rows = folder.metrics()
-        folder.begin(0, min((rows[-1]["round"] if rows else 0) + spec.eval_every, num_rounds))
 
 
 def _caveats(spec: Spec) -> list[str]:
