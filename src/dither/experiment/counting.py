@@ -183,13 +183,10 @@ class Columns:
         """Whether the file itself declares a type of numbers (Parquet)."""
         import pandas as pd
 
-        self._check(name)
-        kind = self.table[name].dtype
-        return pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind)
-
-    def _check(self, name: str) -> None:
         if name not in self.names:
             raise DataError(f"column {name!r} is not in the table; give every file the same header")
+        kind = self.table[name].dtype
+        return pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind)
 
     def codes(self, name: str, listed: Sequence[str]) -> np.ndarray:
         """The place of each cell in `listed`; its length for other texts, -1 for missing cells."""
