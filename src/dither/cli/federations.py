@@ -174,7 +174,7 @@ def join(
             data, label=label, server=server, folder=federation, ledger=ledger, new_ledger=new_ledger,
             approve=ask, files=[*(method or ()), *(model or ())], seeded=test, patience=patience, idle=idle,
             target=None if epsilon is None else Target(epsilon, delta), behind_supernode=behind_supernode,
-            say=_notes(as_json, quiet),
+            say=_notes(as_json, quiet), structured=as_json,
         )  # fmt: skip
     outcome = result.outcome or {}
     if as_json:

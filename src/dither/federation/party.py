@@ -28,7 +28,7 @@ import numpy as np
 from dither.accounting import compress
 from dither.accounting.ledger import Charge, Entry
 from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
-from dither.errors import BudgetExhausted, ClientRefused, DitherError, FederationError, ProtocolAbort
+from dither.errors import BudgetExhausted, ClientRefused, DataError, DitherError, FederationError, ProtocolAbort
 from dither.experiment import build
 from dither.experiment.counting import NAMES
 from dither.experiment.folder import read_checked, to_json, write_checked
@@ -45,7 +45,7 @@ from dither.federation.agreement import (
 )
 from dither.federation.releases import ReleaseRecord
 from dither.federation.state import COMPUTED, ChargedRound, PartyStore, PendingUpload
-from dither.federation.statistics import PartyStatistics, StatisticsTerms
+from dither.federation.statistics import LOCAL, PartyStatistics, StatisticsTerms
 from dither.privacy import clipping, noise
 from dither.secagg import state as secagg_state
 from dither.secagg.client import ClientSession
@@ -139,7 +139,8 @@ class Party:
             reason = error if isinstance(error, DitherError) else fault
             # It may quote the server, which must not write to the owner's terminal as it likes.
             reason.args = ("".join(each if each.isprintable() else " " for each in str(reason)),)
-            self.say(f"refused: {' '.join(str(reason).split())}")
+            local = LOCAL if isinstance(error, DataError) else ""  # it may quote a cell
+            self.say(f"{local}refused: {' '.join(str(reason).split())}")
             if asked in ("terms", "statistics"):
                 self.refusal = reason
             return self._pack("refused", {"why": _for_the_server(error, asked)}, quoted=quoted)
