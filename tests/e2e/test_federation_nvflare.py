@@ -115,7 +115,7 @@ def test_a_server_runs_nothing_at_a_site_and_reads_nothing_there(tmp_path):
                 answer = {"target": answer_at, "args": (relay.socket_of(home), lambda body: body)}
                 threading.Thread(**answer, kwargs={"until": over.is_set}, daemon=True).start()
                 relay.start(home, f"127.0.0.1:{port}")
-            server.run({"run": str(tmp_path)}, names, everybody=True, on_wait=lambda missing: None, seconds=200)
+            server.submit({"run": str(tmp_path), "without": "", "wait": "200"}, lambda event, facts: None)
             logs, until = [home / "nvflare.log" for home in homes], time.monotonic() + 120
             while not all("ComponentNotAuthorized" in log.read_text() for log in logs):
                 assert time.monotonic() < until, logs[0].read_text()[-3000:]

@@ -60,7 +60,7 @@ def test_only_what_is_not_given_is_chosen(tmp_path: Path) -> None:
 
 def test_the_records_do_not_change_what_is_chosen(tmp_path: Path) -> None:
     """Two tables of the same size and schema, whatever they hold, give one spec."""
-    dither.data.draft_frame(table(300), "ill", name="t").schema.save(tmp_path / "schema.toml")
+    dither.data.draft(table(300), "ill", name="t").schema.save(tmp_path / "schema.toml")
     others = table(300).assign(age=0.0, smoker="", ill="no")
     source = {"data.schema": str(tmp_path / "schema.toml")}
     specs = [choose(source, records=[frame, frame.iloc[:100]]).spec for frame in (table(300), others)]

@@ -199,7 +199,7 @@ def upload(name, model, x, y, **values):
     params = jax.eval_shape(model.init, jax.random.key(0))
     prepared = prepare(spec, model, client_sizes=SIZES, num_params=models.count_params(params))
     simulation = engine.Simulation(model, prepared.build, num_clients=6, cohort_size_at=prepared.cohort_size_at)
-    return engines.ClientEngine(simulation, x, y, client=1, seed=0, hyper=dict(prepared.hyper), design=None)
+    return engines.ClientEngine(engines.RunSettings(simulation, 0, dict(prepared.hyper)), x, y, client=1)
 
 
 def check_uploads(name, kind, seeds, **values):

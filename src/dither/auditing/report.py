@@ -264,9 +264,11 @@ def draw_trials(report: Audit, path: Path) -> bool:
                 axis.plot(trials, values, style, color=colour, markersize=3, label=f"{result.label()}, {name}")
     for name, style in _LIMITS:
         for epsilon, _ in _limits(report, name):
+            label = f"{name} ε = {epsilon:.3g}"
             if epsilon <= 4 * max(top, 0.25):
-                label = f"{name} ε = {epsilon:.3g}"
                 axis.axhline(epsilon, color="black", linewidth=1.0, linestyle=style, label=label)
+            else:
+                axis.plot([], [], " ", label=f"{label}, above the axis")
     axis.set_xscale("log")
     axis.set_ylim(bottom=0)
     axis.set_xlabel("trials with the record, and as many without")

@@ -153,20 +153,19 @@ def join(
     """Take part in a federation with your own records, until the run is over."""
     from dither.experiment.report import ADVERSARIES
     from dither.federation import joining
-    from dither.federation.agreement import approved_digest, describe
+    from dither.federation.agreement import approved_digest
     from dither.federation.party import Target
 
     _term_as_interrupt()
 
     def ask(agreement: Any, experiment: Any) -> str:
-        name, purpose = agreed_name(federation), getattr(agreement, "purpose", "")
-        rows = agreement.describe(name) if purpose else describe(agreement, experiment, name)
+        rows = agreement.describe(agreed_name(federation), experiment)
         if as_json:
             print_event("terms", digest=agreement.digest, terms=dict(rows))
         elif not quiet:
             table = [{"what": what, "agreement": value} for what, value in rows]
             print_table(table, title="What you are asked to agree to")
-        before = approved_digest(federation, purpose)
+        before = approved_digest(federation, agreement.purpose)
         return _approval(agreement.digest, before, yes=yes, named=approve, silent=as_json or quiet)
 
     with on_interrupt("the same command takes up where this one ended"):
@@ -444,20 +443,19 @@ def verify(
 ) -> None:
     """Check a run folder against the signatures of the server and the parties, or a party's own record of what it
     released in a run."""
-    from dither.federation import keys, releases
-    from dither.federation.state import Journal
+    from dither.federation import keys, state
 
     keyring = keys.Keyring.load(federation)
-    if (folder / releases.RECORD).is_file():
-        signed = releases.check_record(folder, keyring)
+    if (folder / state.RELEASES).is_file():
+        signed = state.check_record(folder, keyring)
         last = f"{signed['releases']} releases, the last is {signed['head'][:16]}"
         said = [f"signed by {signed['party']}, nothing changed or missing: {last}"]
     else:
-        journal = Journal(folder)
+        journal = state.Journal(folder)
         signed = journal.verify(keyring)
         said = [f"signed by the server of this federation: {', '.join(sorted(signed['files']))}"]
         agreement = journal.agreement()
-        stated = releases.load_statements(folder, agreement.digest, keyring) if agreement is not None else {}
+        stated = state.load_statements(folder, agreement.digest, keyring) if agreement is not None else {}
         signed["releases"] = stated
         said += [
             f"{n} released {each['releases']} uploads, the last is {each['head'][:16]}"

@@ -175,7 +175,7 @@ def print_plan(plan: Plan) -> None:
     """Tables: the choice, its bound or measurements, its neighbours, the Pareto front."""
     from rich.table import Table
 
-    table = Table(show_header=False, title=f"Plan for {plan.spec.method}, by {plan.mode}", title_justify="left")
+    table = Table(show_header=False, title=plan.title(), title_justify="left")
     table.add_column(style="bold")
     table.add_column()
     for row in _choice(plan):

@@ -7,6 +7,7 @@ and the byte order mark, and a cell is read by itself: no record decides how ano
 from __future__ import annotations
 
 import codecs
+import csv
 import io
 import os
 import re
@@ -100,7 +101,7 @@ def _read_csv(path: Path) -> pd.DataFrame:
     """A CSV file, every cell as text."""
     import pandas as pd
     import pyarrow as pa
-    from pyarrow import csv
+    from pyarrow import csv as arrow_csv
 
     text = _as_utf8(path).replace(b"\r\n", b"\n").replace(b"\r", b"\n").lstrip(b"\n")
     header = text[: text.find(b"\n") + 1 or None]
@@ -114,11 +115,11 @@ def _read_csv(path: Path) -> pd.DataFrame:
     text += f"\n{delimiter.join([_LAST] * len(names))}\n".encode()
     numbers = [str(number) for number in range(len(names))]  # two columns may have one name
     try:
-        table = csv.read_csv(
+        table = arrow_csv.read_csv(
             pa.BufferReader(text),
-            read_options=csv.ReadOptions(block_size=1 << 24, column_names=numbers, skip_rows_after_names=1),
-            parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            convert_options=csv.ConvertOptions(
+            read_options=arrow_csv.ReadOptions(block_size=1 << 24, column_names=numbers, skip_rows_after_names=1),
+            parse_options=arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+            convert_options=arrow_csv.ConvertOptions(
                 column_types=dict.fromkeys(numbers, pa.string()), strings_can_be_null=False
             ),
         )
@@ -144,18 +145,8 @@ def _read_csv(path: Path) -> pd.DataFrame:
 
 def _names(text: bytes, delimiter: str) -> list[str]:
     """The column names of a CSV file: its first row."""
-    import pandas as pd
-
-    head = pd.read_csv(
-        io.BytesIO(text[: 1 << 20]),
-        sep=delimiter,
-        header=None,
-        nrows=1,
-        dtype=str,
-        keep_default_na=False,
-        index_col=False,
-    )
-    return [str(name) for name in head.iloc[0]]
+    head = text[: 1 << 20].decode("utf-8", errors="replace")
+    return next(csv.reader(io.StringIO(head, newline=""), delimiter=delimiter), [])
 
 
 def _without_spaces_before_quotes(text: bytes, delimiter: str) -> bytes:

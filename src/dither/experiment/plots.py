@@ -116,11 +116,11 @@ def draw_run(report: Report, rows: Sequence[Mapping[str, Any]], path: Path) -> N
     ):
         axis.annotate(
             f"{values[-1]:.3f}", (rounds[-1], values[-1]), xytext=(4, 0), textcoords="offset points",
-            va="center", color=colour, fontsize=9,
+            va="center", color=colour, fontsize=9, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
         )  # fmt: skip
         axis.set_ylabel(name)
         axis.set_xlabel("communication round")
-        axis.margins(x=0.1)
+        axis.margins(x=0.14)  # room for the last value
     headline(figure, report.title(), report.privacy_line())
     save(figure, path)
 

@@ -492,7 +492,7 @@ class Report(Overview):
         if math.isinf(row.value):
             return "no noise: not private" if math.isinf(self.epsilon.claimed.value) else f"{kind} ∞; {claimed}"
         return (
-            f"{kind} {epsilon_text(row.value)} per {row.unit} (δ = {row.delta:g}, {row.adjacency}, against "
+            f"{kind} = {epsilon_text(row.value)} per {row.unit} (δ = {row.delta:g}, {row.adjacency}, against "
             f"{adversary}); {claimed}"
         )
 

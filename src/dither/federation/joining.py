@@ -6,9 +6,10 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from http.client import HTTPException, HTTPSConnection
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -239,22 +240,17 @@ def _check_connection(folder: Path, server: str) -> Iterator[Finding]:
         return
     trust = ssl.create_default_context(cafile=str(folder / "ca.pem"))
     try:
-        with (
-            socket.create_connection((host, port), 10.0) as plain,
-            trust.wrap_socket(plain, server_hostname=host) as line,
-        ):
-            line.sendall(f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-            answer = line.recv(4096).decode("latin-1")
+        with closing(HTTPSConnection(host, port, timeout=10.0, context=trust)) as line:
+            line.request("GET", "/")
+            date = line.getresponse().getheader("date")
     except ssl.SSLCertVerificationError as error:
         raise FederationError(f"the certificate of {server} is refused: {error.verify_message}") from None
     except ssl.SSLError as error:
         raise FederationError(f"{server} does not speak TLS as this federation does: {error.reason}") from None
-    except OSError as error:
+    except (OSError, HTTPException) as error:
         raise FederationError(f"{server} cannot be reached: {error}") from None
     yield Finding(True, f"{server} answers, with a certificate of this federation")
-    for header in answer.split("\r\n"):
-        if header.lower().startswith("date: "):
-            seconds = abs((datetime.now(UTC) - parsedate_to_datetime(header[6:])).total_seconds())
-            good = seconds <= CLOCK_SECONDS
-            yield Finding(good, f"the clocks are {seconds:.0f} s apart" + ("" if good else ": set this one"))
-            break
+    if date:
+        seconds = abs((datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds())
+        good = seconds <= CLOCK_SECONDS
+        yield Finding(good, f"the clocks are {seconds:.0f} s apart" + ("" if good else ": set this one"))

@@ -77,7 +77,8 @@ class Plan(Overview):
         return self.search.best.mean_accuracy if self.search else math.nan
 
     def title(self) -> str:
-        return f"plan for {self.spec.method}, by {self.mode}"
+        how = "by its theorem" if self.mode == "theory" else "measured on the proxy"
+        return f"Plan for {self.spec.method}, {how}"
 
     def overview(self) -> list[tuple[str, str]]:
         """The choice, its score and its ε."""
@@ -391,7 +392,7 @@ def draw_plan(plan: Plan, path: Path) -> None:
         _draw_curve(axis, curve, float(plan.candidate.point[key]))
         _label(axis, LABELS[key], f"best {label}")
         if bounds is None:
-            plots.score_axis(axis, [*shown, *(trial.mean_accuracy for trial in plan.frontier)], {})
+            plots.score_axis(axis, [*shown, *(trial.mean_accuracy for trial in plan.frontier)], _trivial(plan))
             continue
         axis.set_yscale("log")
         axis.set_ylim(0.8 * min(shown), 1.25 * max(shown))  # the same for all panels
@@ -444,15 +445,16 @@ def _draw_curve(axis: Any, curve: list[tuple[float, float, float]], chosen: floa
 
 
 def _draw_frontier(axis: Any, plan: Plan) -> None:
-    lines: dict[str, list[tuple[float, float]]] = {}
+    lines: dict[str, list[tuple[float, float, float]]] = {}
     for trial in [*([plan.search.best] if plan.search else []), *plan.frontier]:
         traffic = f"{plots.bytes_text(trial.candidate.bytes_per_client)} per client"
-        lines.setdefault(traffic, []).append((trial.epsilon, trial.mean_accuracy))
+        error = 0.0 if math.isnan(trial.standard_error) else trial.standard_error
+        lines.setdefault(traffic, []).append((trial.epsilon, trial.mean_accuracy, error))
     for (name, line), colour in zip(lines.items(), (plots.BLUE, plots.ORANGE, plots.GREEN), strict=False):
-        x, y = zip(*sorted(line), strict=True)
-        axis.plot(x, y, color=colour, marker="o", markersize=3.5, linewidth=1.2, label=name)
-    measured = [point for line in lines.values() for point in line]
-    plots.score_axis(axis, [accuracy for _, accuracy in measured], {})
+        x, y, bars = zip(*sorted(line), strict=True)
+        axis.errorbar(x, y, bars, color=colour, marker="o", markersize=3.5, linewidth=1.2, capsize=2, label=name)
+    measured = [point[:2] for line in lines.values() for point in line]
+    plots.score_axis(axis, [accuracy for _, accuracy in measured], _trivial(plan))
     _star(axis, *max((point for point in measured if point[0] == plan.spec.privacy.epsilon), key=lambda p: p[1]))
     axis.set_xscale("log")
     ticks = sorted({epsilon for epsilon, _ in measured})
@@ -460,6 +462,10 @@ def _draw_frontier(axis: Any, plan: Plan) -> None:
     axis.minorticks_off()
     _label(axis, "proven ε", "accuracy on the proxy")
     axis.legend(frameon=False, fontsize=7, title="sent and received", title_fontsize=7)
+
+
+def _trivial(plan: Plan) -> dict[str, float]:
+    return {} if plan.search is None else {"most frequent class": plan.search.trivial}
 
 
 def _star(axis: Any, x: float, y: float) -> None:

@@ -65,11 +65,12 @@ class Trial:
 
 @dataclass(frozen=True)
 class Search:
-    """All trials, the best first; the number of runs and their time."""
+    """All trials, the best first; the number of runs and their time; accuracy of the most frequent class alone."""
 
     trials: list[Trial]
     runs: int
     seconds: float
+    trivial: float
 
     @property
     def best(self) -> Trial:
@@ -164,4 +165,6 @@ def search(
         keep = max(FEWEST, math.ceil(len(rung) / KEEP))
         dropped += rung[keep:]
         rung = ranked(more(rung[:keep], first, last))
-    return Search([*rung, *ranked(dropped)], runs, time.perf_counter() - started)
+    labels = trainer.dataset.y_test[trainer.dataset.y_test >= 0]  # without blanks
+    trivial = float(np.bincount(labels, minlength=1).max() / max(1, len(labels)))
+    return Search([*rung, *ranked(dropped)], runs, time.perf_counter() - started, trivial)
