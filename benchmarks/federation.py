@@ -245,9 +245,9 @@ def _flare_server(
 
 
 def _end_relay(home: Path) -> None:
-    from dither.federation.nvflare import relay
+    from dither.federation.nvflare import system
 
-    relay.end(home)
+    system.end_relay(home)
 
 
 def measure_sum(count: int, words: int) -> dict[str, float]:

@@ -12,8 +12,8 @@ import pytest
 import dither
 from dither.accounting.ledger.runs import Ledger
 from dither.errors import DataError, SpecError
-from dither.experiment.build import build_experiment
-from dither.experiment.defaults import choose, defaults_for
+from dither.experiment.build import build_experiment, choose
+from dither.experiment.defaults import defaults_for
 
 
 def table(count: int, seed: int = 0) -> pd.DataFrame:

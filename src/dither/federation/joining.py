@@ -83,14 +83,14 @@ def join(
             return party.outcome is not None or party.refusal is not None
 
         if over_flare:
-            from dither.federation.nvflare import relay
+            from dither.federation.nvflare import system
 
             _reach(server, patience, say)
-            relay.start(folder, server)
+            system.start_relay(folder, server)
             timer = IdleTimer(f"the server at {server}", idle, say)
-            answer_at(relay.socket_of(folder), party.answer, until=over, timer=timer)
+            answer_at(system.socket_of(folder), party.answer, until=over, timer=timer)
             time.sleep(_LINGER_SECONDS)
-            relay.end(folder)
+            system.end_relay(folder)
         elif behind_supernode:
             say(f"waiting for the SuperNode at {folder / 'node.sock'}")
             timer = IdleTimer("the SuperNode", idle, say)

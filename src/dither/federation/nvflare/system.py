@@ -1,4 +1,11 @@
-"""FLARE's side of `dither serve`: the server's process, and the job that is submitted to it."""
+"""FLARE's own processes: its server, with the job that is submitted to it, and at each party its client.
+
+FLARE takes a client that dies out of the running job. So the client is not a child of `dither join`, which may be
+killed and started again at any time, but of a small process, the relay, which ends when no `dither join` has used
+the party's folder for a while, and starts the client again when that dies.
+
+    python -m dither.federation.nvflare.system FOLDER
+"""
 
 from __future__ import annotations
 
@@ -7,6 +14,8 @@ import io
 import ipaddress
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -15,12 +24,15 @@ from pathlib import Path
 from typing import Any
 
 from dither.errors import FederationError
+from dither.experiment.folder import lock
 from dither.federation import keys
-from dither.federation.local import Event, TransportServer
-from dither.federation.nvflare import ADMIN_KIT, CONNECTED, KIT, kits
+from dither.federation.local import Event, TransportServer, answers_at, separate_process, stop
+from dither.federation.nvflare import ADMIN_KIT, CONNECTED, KIT, SOCKET, kits
 
 _START_SECONDS = 90.0
 _LOOK_SECONDS = 5.0  # between two looks at who is connected
+_ALONE_SECONDS = 60.0  # for a relay without a `dither join`
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # before a client is started again
 _SETTLE_SECONDS = 12.0  # for sites to connect again before a job begins without them
 
 # The server
@@ -158,3 +170,73 @@ def _reachable(host: str) -> str:
         return "localhost" if ipaddress.ip_address(host).is_unspecified else host
     except ValueError:
         return host
+
+
+# The client at a party, and its relay
+
+
+def start_relay(folder: Path, server: str) -> None:
+    """Start the relay of this party to the server at HOST:PORT, unless it runs."""
+    folder = folder.resolve()
+    handle = lock(folder / "relay.lock")
+    if handle is None:
+        return
+    handle.close()
+    kits.point_site(folder / KIT, server)
+    with open(folder / "nvflare.log", "ab") as log:
+        subprocess.Popen(
+            [sys.executable, "-m", __name__, str(folder)],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+
+def end_relay(folder: Path) -> None:
+    """End the relay: this party's run is over."""
+    handle = lock(folder / "relay.lock")
+    if handle is not None:  # it has ended
+        handle.close()
+        return
+    with suppress(ValueError, ProcessLookupError):
+        os.kill(int((folder / "relay.lock").read_text(encoding="ascii")), signal.SIGTERM)
+
+
+def socket_of(folder: Path) -> Path:
+    """Where `dither join` answers."""
+    return folder.resolve() / "node.sock"
+
+
+def _client(folder: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "nvflare.private.fed.app.client.client_train", "-m", str(folder / KIT)]
+    command += ["-s", "fed_client.json", "--set", "secure_train=true", f"uid={keys.party_name(folder)}"]
+    command += ["config_folder=config", f"org={kits.ORGANISATION}"]
+    environment = {**os.environ, SOCKET: str(socket_of(folder))}
+    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, **separate_process())
+
+
+def relay(folder: Path) -> None:
+    """Run until nobody needs it."""
+    own = lock(folder / "relay.lock")
+    if own is None:
+        return
+    own.truncate(0)
+    own.write(str(os.getpid()))
+    own.flush()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    client, pause, used = _client(folder), _FIRST_PAUSE, time.monotonic()
+    try:
+        while time.monotonic() - used < _ALONE_SECONDS:
+            time.sleep(0.5)
+            if client.poll() is not None:
+                time.sleep(pause)
+                client, pause = _client(folder), min(2 * pause, _LONGEST_PAUSE)
+            if answers_at(socket_of(folder)):
+                used = time.monotonic()
+    finally:
+        stop(client)
+
+
+if __name__ == "__main__":
+    relay(Path(sys.argv[1]).resolve())
