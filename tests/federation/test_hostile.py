@@ -14,9 +14,9 @@ from dither.errors import DataError, FederationError, LedgerError
 from dither.federation import engines, joining, messages
 from dither.federation.agreement import least_clients
 from dither.federation.party import REFUSALS
-from dither.secagg import state as secagg_state
 from dither.secagg.messages import Kind
 from dither.secagg.roster import AnnouncedCohort
+from dither.secagg.server import ServerSession
 from tests.federation.parties import NAMES, Parties, small_spec
 
 
@@ -52,7 +52,7 @@ class Hostile:
         self.agreement = self.journal.agreement()
         self.session = None
         if self.journal.secagg() is not None:
-            self.session = secagg_state.load_server(self.journal.secagg(), self.server._identity.private)
+            self.session = ServerSession.load(self.journal.secagg(), self.server._identity.private)
         self.nodes = {name: self.node(name) for name in NAMES}
 
     def node(self, name, **changes):

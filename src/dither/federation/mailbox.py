@@ -223,4 +223,4 @@ def _facts(hello: messages.SignedMessage) -> dict[str, Any] | None:
 
 def _plain(text: str) -> str:
     """A party's words as they may be shown and kept: printable, and not too many."""
-    return "".join(each if each.isprintable() else " " for each in text)[:_LONGEST_REASON]
+    return messages.printable(text)[:_LONGEST_REASON]

@@ -144,6 +144,11 @@ def unpack(
     return SignedMessage(kind, sender, fields, arrays, digest(content))
 
 
+def printable(text: str) -> str:
+    """Text of another's as it may be shown: nothing in it reaches a terminal but letters."""
+    return "".join(each if each.isprintable() else " " for each in text)
+
+
 def digest(content: bytes) -> str:
     """What an answer quotes."""
     return hashlib.sha256(content).hexdigest()

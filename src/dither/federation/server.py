@@ -25,11 +25,12 @@ import numpy as np
 from dither import data
 from dither.errors import FederationError, ProtocolAbort, SpecError
 from dither.experiment import build, plots, train
-from dither.experiment.advice import Labelled, judge
+from dither.experiment.metrics import Labelled, judge
 from dither.experiment.report import Exclusion, FederationTotals, PartyTotals, Report
-from dither.federation import engines, keys, mailbox, releases
+from dither.federation import engines, keys, mailbox, state
 from dither.federation.agreement import (
     Agreement,
+    Terms,
     collusion_notes,
     federated_spec,
     held_out_rows,
@@ -42,7 +43,6 @@ from dither.federation.messages import SignedMessage
 from dither.federation.party import session_id
 from dither.federation.state import Journal
 from dither.secagg import encoding
-from dither.secagg import state as secagg_state
 from dither.secagg.roster import Rules
 from dither.secagg.server import ServerSession
 from dither.spec import Spec, code
@@ -60,6 +60,15 @@ class EvaluationData(NamedTuple):
     x: np.ndarray
     y: np.ndarray
     name: str
+
+    @classmethod
+    def without_records(
+        cls, schema: data.Schema, features: str = "all", transform: str = "none"
+    ) -> EvaluationData:
+        """Of a server that has no test records."""
+        x = data.transform(np.zeros((0, len(schema.feature_names(features))), np.float32), transform)
+        y = np.zeros(0, np.int32 if schema.label.bounds is None else np.float32)
+        return cls(schema, schema.label.classes, (), x, y, schema.name or "own data")
 
 
 def load_evaluation_data(spec: Spec, *, data_dir: str | Path | None = None) -> EvaluationData:
@@ -81,17 +90,13 @@ def load_evaluation_data(spec: Spec, *, data_dir: str | Path | None = None) -> E
             "records (dither data schema FILE drafts one)"
         )
     schema = data.with_label_bounds(data.Schema.load(d.schema), d.label_bounds)
-    name = schema.name or "own data"
+    evaluation = EvaluationData.without_records(schema, d.features, d.transform)
     if not d.test_path or not spec.scored:
-        width = len(schema.feature_names(d.features))
-        y = np.zeros(0, np.int32 if schema.label.bounds is None else np.float32)
-        x = data.transform(np.zeros((0, width), np.float32), d.transform)
-        return EvaluationData(schema, schema.label.classes, (), x, y, name)
+        return evaluation
     encoded = schema.encode(data.read_table(d.test_path), d.encoding, d.features)
     if encoded.y is None:
         raise SpecError(f"data.test_path={d.test_path!r} has no labels")
-    x = data.transform(encoded.x, d.transform)
-    return EvaluationData(schema, schema.label.classes, (), x, encoded.y, name)
+    return evaluation._replace(x=data.transform(encoded.x, d.transform), y=encoded.y)
 
 
 class Coordinator:
@@ -118,7 +123,7 @@ class Coordinator:
             raise FederationError(f"identity.key in {str(keys_folder)!r} is not the one federation.json lists")
         for name in without:
             self.keyring.party(name)
-        self.names = tuple(party.name for party in self.keyring.parties if party.name not in without)
+        self.parties = tuple(party.name for party in self.keyring.parties if party.name not in without)
         self._out = dict.fromkeys(without, "left out with --without")  # who is asked nothing, and why
         self._silent: set[str] = set()  # whose silence made a round void, and who cannot be done without
         self.mailbox = Mailbox(transport, self.keyring, self._identity)
@@ -147,13 +152,10 @@ class Coordinator:
         if not self._begun:
             self._create()
         self.engine = engines.ServerEngine(
-            build.make_simulation(self.experiment),
+            engines.RunSettings.of(self.experiment),
             self._evaluation.x,
             self._evaluation.y,
             sizes=np.array(self.agreement.sizes, np.int32),
-            seed=self.agreement.spec.seed,
-            hyper=build.compiled_hyper(self.experiment),
-            design=self.experiment.plan.design,
         )
         done, leaves = self.journal.resume(self.agreement)
         if leaves is not None:
@@ -199,29 +201,35 @@ class Coordinator:
             self._check_left(agreement)
             self.gather(self._left(agreement), least_clients(agreement.spec))
             return agreement
-        if agreement is not None and set(agreement.names) != set(self.names):
+        if agreement is not None and set(agreement.names) != set(self.parties):
             self.journal.forget_agreement()
             agreement = None
-        names = self.names
+        names = self.parties
         self.gather(names, len(names))
         if agreement is None:
             agreement = self._new_agreement(names)
             self.journal.save_agreement(agreement)
-        digest, masked = agreement.digest, agreement.spec.aggregation != "off"
+        safe, warning = collusion_notes(agreement.spec)
+        self._have_accepted("terms", agreement, lambda name, answer: None, collusion=safe, warning=warning)
+        return agreement
+
+    def _have_accepted(self, kind: str, terms: Terms, take: Take, **facts: Any) -> None:
+        """Have every party accept these terms, and keep its hello for secure aggregation."""
+        digest, masked = terms.digest, terms.spec.aggregation != "off"
         self._hellos: dict[str, bytes] = {}
 
-        def take(name: str, answer: SignedMessage) -> None:
+        def accepted(name: str, answer: SignedMessage) -> None:
             if answer.kind != "accepted" or answer.fields.get("digest") != digest:
                 raise FederationError("it accepted another agreement")
             if masked:
                 self._hellos[name] = answer.bytes("hello")
+            take(name, answer)
             self._event("accepted", {"party": name})
 
-        safe, warning = collusion_notes(agreement.spec)
-        facts = {"digest": digest, "parties": list(names), "collusion": safe, "warning": warning}
-        self._event("terms", facts)
-        self._everybody("terms", names, ({"terms": agreement.to_dict()}, {}), take, "approve")
-        return agreement
+        self._event(
+            "terms", {"digest": digest, "parties": list(terms.names), "collusion": "", "warning": "", **facts}
+        )
+        self._everybody(kind, terms.names, ({"terms": terms.to_dict()}, {}), accepted, "approve")
 
     def _new_agreement(self, names: tuple[str, ...]) -> Agreement:
         """What follows from the spec, the server's data and what parties say they hold."""
@@ -235,7 +243,7 @@ class Coordinator:
             num_features=evaluation.x.shape[1],
             image_shape=evaluation.image_shape,
             names=names,
-            sizes=self.training_sizes(names),
+            sizes=tuple(len(held_out_rows(self.asked_spec, count)[0]) for count in self.records_of(names)),
         ).check()
         agreement.experiment(evaluation.x[:0], evaluation.y[:0])  # a spec that cannot run is refused before asking
         return agreement
@@ -251,10 +259,9 @@ class Coordinator:
             return spec
         return spec.with_values({"privacy.epsilons": targets})
 
-    def training_sizes(self, names: Sequence[str]) -> tuple[int, ...]:
-        """How many records each party trains on."""
-        counts = (int(self.mailbox.greeted[name]["records"]) for name in names)
-        return tuple(len(held_out_rows(self.asked_spec, count)[0]) for count in counts)
+    def records_of(self, names: Iterable[str]) -> list[int]:
+        """How many records each party says that it holds."""
+        return [int(self.mailbox.greeted[name]["records"]) for name in names]
 
     def _other_versions(self) -> dict[str, str]:
         """Parties with another version of Dither than the server's."""
@@ -354,7 +361,7 @@ class Coordinator:
             return None
         saved = self.journal.secagg()
         if saved is not None:
-            session = secagg_state.load_server(saved, self._identity.private)
+            session = ServerSession.load(saved, self._identity.private)
         else:
             session = ServerSession(
                 federation=session_id(self.agreement),
@@ -366,7 +373,7 @@ class Coordinator:
             for name in self.agreement.names:
                 session.hello(self._hellos[name])
         roster = session.make_roster()
-        self.journal.save_secagg(secagg_state.save_server(session))
+        self.journal.save_secagg(session.save())
         if self._begun:
             return session
 
@@ -375,7 +382,7 @@ class Coordinator:
             self._everybody(kind, self.agreement.names, question, take, "enrol")
 
         ask("roster", roster, lambda name, answer: session.confirm(answer.bytes("secagg")))
-        self.journal.save_secagg(secagg_state.save_server(session))
+        self.journal.save_secagg(session.save())
         ask("confirmed", session.confirmed(), lambda name, answer: None)
         self._event("enrolled", {"parties": list(self.agreement.names)})
         return session
@@ -490,7 +497,7 @@ class Coordinator:
         tries = 0
         while True:
             announcement = session.announcement()
-            self.journal.save_secagg(secagg_state.save_server(session))
+            self.journal.save_secagg(session.save())
             left = self._left(self.agreement)
             refused |= self._ask_for_uploads(
                 index,
@@ -512,7 +519,7 @@ class Coordinator:
         """Have the seals taken off; who made one that cannot be is excluded, and the round is without effect."""
         session, names = self._secagg, self.agreement.names
         requests = session.unseal()
-        self.journal.save_secagg(secagg_state.save_server(session))
+        self.journal.save_secagg(session.save())
         silent, _ = self._ask_for_shares(index, "unseal", requests, session.shares)
         disputed = [f"{names[maker]}'s share for {names[who]}" for maker, who in session.disputed]
         liars: dict[int, str] = {}
@@ -672,11 +679,11 @@ class Coordinator:
 
         def take(name: str, answer: SignedMessage) -> None:
             statement = answer.fields.get("releases")
-            statements[name] = releases.check_statement(statement, name, self.agreement.digest, self.keyring)
+            statements[name] = state.check_statement(statement, name, self.agreement.digest, self.keyring)
 
         question: Question = {"run": self.agreement.run, **outcome}, {}
         self.mailbox.ask("finish", dict.fromkeys(self.agreement.names, question), seconds=10.0, take=take)
-        releases.save_statements(self.journal.path, statements)
+        state.save_statements(self.journal.path, statements)
 
 
 _MOST_TRIES = 3

@@ -171,7 +171,7 @@ def _taps(folder):
             httpx.AsyncClient.stream = stream
 
     return [
-        ("dither.federation.flower.gate", "Gate.__enter__", "before", passed_on),
+        ("dither.federation.flower.superlink", "Gate.__enter__", "before", passed_on),
         (
             "dither.federation.flower.apps",
             "GridTransport.pull",

@@ -25,7 +25,7 @@ from dither.accounting import ProvenRow
 from dither.errors import RunExists
 from dither.experiment import plots
 from dither.experiment.folder import read_checked, to_json, write_bytes, write_checked, write_text
-from dither.experiment.report import ADVERSARIES, Overview, epsilon_text
+from dither.experiment.report import ADVERSARIES, Overview, decode, epsilon_text
 from dither.experiment.sweep.batches import Outcome
 from dither.spec import Spec
 from dither.types import Claim
@@ -107,7 +107,7 @@ class Sweep(Overview, Sequence[Outcome]):
 
     def varied(self, number: int) -> dict[str, Any]:
         """The varied keys of a run, with their values."""
-        flat = flatten(self.specs[number])
+        flat = self.specs[number].flat()
         return {key: flat.get(key, "") for key in self.keys}
 
     def rows(self) -> list[dict[str, Any]]:
@@ -186,16 +186,6 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
     array = np.asarray(values, float)
     error = float(array.std(ddof=1) / math.sqrt(len(array))) if len(array) > 1 else None
     return float(array.mean()), error
-
-
-def flatten(spec: Spec) -> dict[str, Any]:
-    """A spec's values by dotted key."""
-    flat: dict[str, Any] = {}
-    for key, value in spec.to_dict().items():
-        flat |= (
-            {f"{key}.{name}": each for name, each in value.items()} if isinstance(value, dict) else {key: value}
-        )
-    return flat
 
 
 def _csv_values(values: dict[str, Any]) -> dict[str, Any]:
@@ -294,7 +284,7 @@ def _to_plain(run: SweepRun) -> dict[str, Any]:
 
 
 def _from_plain(spec: Spec, run: Mapping[str, Any]) -> SweepRun:
-    claim, proven = run["claim"], run["proven"] and ProvenRow.from_json(run["proven"])
+    claim, proven = run["claim"], run["proven"] and decode(ProvenRow, run["proven"])
     conditions = tuple((text, bool(holds)) for text, holds in claim["conditions"])
     outcome = Outcome(
         spec=spec,

@@ -54,13 +54,15 @@ class GridTransport:
         self._pause = min(1.3 * self._pause, _LONGEST_PAUSE)
 
 
-def server_app(coordinate: Callable[[Any, Mapping[str, Any]], None]) -> ServerApp:
-    """A ServerApp that calls `coordinate(transport, run configuration)`."""
+def server_app(coordinate: Callable[[Any, Mapping[str, Any]], None] | None = None) -> ServerApp:
+    """A ServerApp that calls `coordinate(transport, run configuration)`: by default that of `dither serve`."""
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        coordinate(GridTransport(grid), dict(context.run_config))
+        from dither.federation import serving
+
+        (coordinate or serving.coordinate)(GridTransport(grid), dict(context.run_config))
 
     return app
 

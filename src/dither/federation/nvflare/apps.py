@@ -34,9 +34,8 @@ from nvflare.apis.shareable import Shareable, make_reply
 
 from dither.federation.local import answers_at, hand_over
 from dither.federation.mailbox import TransportRestart
-from dither.federation.nvflare import CONNECTED, KIT
+from dither.federation.nvflare import CONNECTED, KIT, SOCKET
 
-SOCKET = "DITHER_SOCKET"  # in the environment of a site's FLARE client: where `dither join` answers
 _TASK = "take_part"
 _QUESTION, _ANSWER, _PRESENCE, _AGAIN = "dither.question", "dither.answer", "dither.presence", "dither.again"
 _SERVER = "server"  # FLARE's name for it
