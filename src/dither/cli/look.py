@@ -351,9 +351,7 @@ def _devices() -> list[Finding]:
 def _data() -> list[Finding]:
     folder = os.environ.get("DITHER_DATA", "")
     if folder and not Path(folder).is_dir():
-        return [
-            Finding("data folder", False, f"DITHER_DATA={folder} is not a folder", "unset DITHER_DATA, or create it")
-        ]
+        return [Finding("data folder", False, f"DITHER_DATA={folder} is not a folder", "unset it, or create it")]
     from dither.data.downloads import cache_folder
 
     cache = cache_folder()

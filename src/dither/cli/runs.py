@@ -245,7 +245,7 @@ def start(
     ],
     label: Annotated[str, Option(metavar="COLUMN", help="Label column (default: proposed from the header).")] = "",
     epsilon: Annotated[float, Option(help="The ε that covers everything.")] = 1.0,
-    delta: Annotated[float, Option(help="δ of that ε (default: from the record count).", show_default=False)] = 0.0,
+    delta: Annotated[float, Option(help="δ of that ε (default: by the record count).", show_default=False)] = 0.0,
     split: Annotated[
         str, Option(help="Percentages of the budget (μ²) for schema, training and evaluation.")
     ] = "5,85,10",
