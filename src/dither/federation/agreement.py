@@ -467,7 +467,7 @@ def federated_spec(spec: Spec, num_clients: int, name: str) -> Spec:
     if spec.federation.dropout:
         raise SpecError("federation.dropout is for simulations: in a federation clients are lost by themselves")
     if math.isinf(spec.privacy.epsilon):
-        raise SpecError("privacy.epsilon=inf is no number to agree on; for no noise set privacy.noise='none'")
+        raise SpecError("privacy.epsilon=inf cannot be agreed on; for no noise set privacy.noise='none'")
     if spec.method.endswith(".py"):  # its content is what parties approve, not a path of the server's machine
         method_options = {f"method_options.{key}": value for key, value in spec.method_options.items()}
         spec = spec.with_values({"method": code.approve(spec.method), **method_options})

@@ -92,9 +92,9 @@ class Mailbox:
         """Parties that are connected now and have said hello."""
         return {name for name, address in self._address.items() if address in self._marks}
 
-    def look(self, *, now: bool = False) -> None:
+    def look(self) -> None:
         """See who is connected, greet whoever came, and hear their hellos."""
-        if now or time.monotonic() - self._looked >= _LOOK_SECONDS:
+        if time.monotonic() - self._looked >= _LOOK_SECONDS:
             self._looked = time.monotonic()
             self._marks = self.transport.nodes()
             fresh = {at: mark for at, mark in self._marks.items() if self._asked.get(at) != mark}

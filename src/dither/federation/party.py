@@ -168,7 +168,7 @@ class Party:
         if message.kind == "finish":
             rounds, accuracy = message.field("rounds", int), message.fields.get("accuracy")
             if not isinstance(accuracy, int | float | None):
-                raise FederationError("a run that ends with an accuracy that is no number")
+                raise FederationError("a run that ends with an accuracy that is not a number")
             self.outcome = {"rounds": rounds, "accuracy": accuracy}
             return "bye", {"releases": run.releases.statement()}, {}
         raise FederationError(f"a message of unknown kind {message.kind!r}")
@@ -200,7 +200,9 @@ class Party:
         experiment = self._check_training(terms) if isinstance(terms, Agreement) else None
         trained = terms.trained if isinstance(terms, StatisticsTerms) else None
         if trained is not None and approved_digest(self.folder) != trained.digest:
-            raise FederationError("the model to evaluate was trained under an agreement not approved here")
+            raise FederationError(
+                "the model to evaluate was trained under an agreement that was not approved here"
+            )
         # A run's folder belongs to one agreement: what was charged and masked in it was so under that one.
         folder = self.folder / "runs" / terms.run
         before = _saved_terms(folder)
@@ -238,7 +240,7 @@ class Party:
         if terms is None:
             raise FederationError(f"run {name[:8]!r} is unknown here: its agreement was not accepted")
         if approved_digest(self.folder, terms.purpose) != terms.digest:
-            raise FederationError(f"run {name[:8]} has another agreement than the one the owner approved")
+            raise FederationError(f"run {name[:8]} has an agreement that the owner did not approve")
         self._check_noise(terms)
         records = terms.encode(self.source) if isinstance(terms, Agreement) else None
         if records is not None and len(records[1]) != terms.sizes[terms.number(self.name)]:

@@ -71,17 +71,13 @@ class EvaluationData(NamedTuple):
         return cls(schema, schema.label.classes, (), x, y, schema.name or "own data")
 
 
-def load_evaluation_data(spec: Spec, *, data_dir: str | Path | None = None) -> EvaluationData:
+def load_evaluation_data(spec: Spec) -> EvaluationData:
     """From a spec: the catalogue's test records, or those of data.test_path; data.schema says how to encode
     them."""
     d = spec.data
     if not d.path and not d.schema and not spec.privacy.project_epsilon:
-        dataset = build.load_data(
-            spec.with_values({"data.split": "given", "data.partition": "iid"}), data_dir=data_dir
-        )
-        return EvaluationData(
-            dataset.schema, dataset.classes, dataset.image_shape, dataset.x_test, dataset.y_test, d.name
-        )
+        found = build.load_data(spec.with_values({"data.split": "given", "data.partition": "iid"}))
+        return EvaluationData(found.schema, found.classes, found.image_shape, found.x_test, found.y_test, d.name)
     if spec.privacy.project_epsilon and not d.schema:  # parties estimate it, privately
         return EvaluationData(None, (), (), np.zeros((0, 1), np.float32), np.zeros(0, np.int32), "own data")
     if not d.schema:
@@ -300,7 +296,7 @@ class Coordinator:
             if time.monotonic() > until:
                 away = sorted(set(names) - heard)
                 raise FederationError(
-                    f"{', '.join(away)} did not come within {self._wait:.0f} s; start again later, or leave them "
+                    f"{', '.join(away)} did not connect within {self._wait:.0f} s; start again later, or leave them "
                     f"out: {' '.join(f'--without {name}' for name in away)}"
                 )
             self._waiting("join", set(names) - heard)
@@ -527,7 +523,8 @@ class Coordinator:
             more, refusing = self._ask_for_shares(index, "release", session.disputes(), session.released)
             silent |= more
             liars = {
-                client: f"it does not release shares that are no use: {why}" for client, why in refusing.items()
+                client: f"it does not release the shares that were useless: {why}"
+                for client, why in refusing.items()
             }
         liars |= session.liars()
         for client in sorted(liars):
@@ -651,7 +648,7 @@ class Coordinator:
         report = replace(report, federation=totals)
         if most_missing:
             report = report.with_notes(
-                f"at most {most_missing} parties lacked in a sum: the proven ε of sums counts on none of them"
+                f"at most {most_missing} parties were missing from a sum: the proven ε of sums does not count on their noise"
             )
         report = report.with_notes(
             *(f"{name} was excluded in round {entry.round + 1}: {entry.why}" for name, entry in excluded.items())
