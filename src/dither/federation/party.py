@@ -200,9 +200,7 @@ class Party:
         experiment = self._check_training(terms) if isinstance(terms, Agreement) else None
         trained = terms.trained if isinstance(terms, StatisticsTerms) else None
         if trained is not None and approved_digest(self.folder) != trained.digest:
-            raise FederationError(
-                "the model to evaluate was trained under an agreement that was not approved here"
-            )
+            raise FederationError("the model to evaluate was trained under an agreement not approved here")
         # A run's folder belongs to one agreement: what was charged and masked in it was so under that one.
         folder = self.folder / "runs" / terms.run
         before = _saved_terms(folder)

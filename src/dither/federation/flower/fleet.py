@@ -292,9 +292,7 @@ class _Connection:
                 "federation's CA, name this address and be in force (dither federation renew)"
             ) from None
         if "WRONG_VERSION_NUMBER" in text:
-            raise FederationError(
-                f"{self._server.address} does not speak TLS; it is not a server of this federation"
-            )
+            raise FederationError(f"{self._server.address} does not speak TLS; not a server of this federation")
 
 
 # Registered keys and signed requests
