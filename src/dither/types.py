@@ -183,6 +183,11 @@ class Claim(NamedTuple):
     conditions: tuple[tuple[str, bool], ...] = ()
     adjacency: str = "replace-one"  # the neighbours the paper speaks of
 
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in summary.json."""
+        conditions = [{"condition": text, "holds": bool(holds)} for text, holds in self.conditions]
+        return {**self._asdict(), "conditions": conditions}
+
 
 class Algorithm(NamedTuple):
     """One federated method: pure functions, hyper-parameters closed over by its factory."""

@@ -176,7 +176,10 @@ FLOAT_NOISE = (
     "floating-point noise: the proof is for real numbers, and the low bits of an upload can reveal more (H3)"
 )
 SAMPLER_ERROR = "the error of the noise sampler, which is not small beside δ at so large an ε (R7)"
-_FLOAT_CREDIT = "floating-point sums of several clients' noise: their credit is proved for real numbers (R7)"
+_FLOAT_CREDIT = (
+    "floating-point sums of several clients' noise: their credit is proved for real numbers, and for a server "
+    "that broadcasts no huge ones (R7)"
+)
 _FLOAT_PLACES = "floating-point sums under add/remove, where records change places (R7)"
 FLOAT_SUMS = "floating-point sums before the noise: the proof is for real numbers"
 

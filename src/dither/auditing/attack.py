@@ -31,8 +31,8 @@ from dither.auditing.trials import (
     target_schedule,
 )
 from dither.errors import SpecError, did_you_mean
-from dither.experiment.build import Experiment, build_experiment, claim_after, claimed, squared_norm_bound
-from dither.experiment.partial import Unfinished
+from dither.experiment.build import Experiment, build_experiment, claim_after, squared_norm_bound
+from dither.experiment.folder import Unfinished
 from dither.experiment.report import Report, run_folder
 from dither.privacy import sampling
 from dither.spec import Spec
@@ -101,7 +101,7 @@ def audit(
         raise SpecError(f"{experiment.spec.method} protects whole clients; an audit replaces one record")
     code = CodeUnderAudit.of(experiment)
     code = code._replace(build=build or code.build, keys=keys or code.keys)
-    accountant, claim = experiment.accountant(), claimed(experiment.prepared.claim)
+    accountant, claim = experiment.accountant(), experiment.prepared.claim.to_json()
     if experiment.plan.epsilons:  # the proof on trial is that of the client that is attacked
         sizes = np.asarray(experiment.partition.size)
         attacked = target_schedule(experiment.cohorts, sizes, view="upload", rounds=None).target

@@ -44,8 +44,6 @@ def transform(x: np.ndarray, name: str) -> np.ndarray:
 
 def transformed(dataset: Dataset, name: str) -> Dataset:
     """The data set with public features instead of its encoded records."""
-    if name == "none":
-        return dataset
     if isinstance(dataset.x_train, MappedArray):
         raise DataError(f"data.transform={name!r} needs the records in memory; set data.stream='no'")
     count = len(dataset.x_train)

@@ -14,7 +14,7 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -99,17 +99,12 @@ class Check:
     def __repr__(self) -> str:
         return text_lines(self.training.title, self.lines())
 
+    def to_dict(self) -> dict[str, Any]:
+        more = {"supported": self.supported, "not_covered": self.not_covered, "fixes": self.fixes}
+        return {"training": self.training, "proven": self.table, **more}
+
     def to_json(self) -> str:
-        return to_json(
-            {
-                "training": asdict(self.training),
-                "proven": [row.to_json() for row in self.table],
-                "supported": self.supported,
-                "not_covered": list(self.not_covered),
-                "fixes": list(self.fixes),
-            },
-            indent=2,
-        )
+        return to_json(self, indent=2)
 
 
 def check(what: Any, values: Mapping[str, Any] | None = None) -> Check:

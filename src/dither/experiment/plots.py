@@ -123,9 +123,3 @@ def draw_run(report: Report, rows: Sequence[Mapping[str, Any]], path: Path) -> N
         axis.margins(x=0.14)  # room for the last value
     headline(figure, report.title(), report.privacy_line())
     save(figure, path)
-
-
-def bytes_text(count: float) -> str:
-    """1234 -> 1.23 kB."""
-    power = next((power for power in (0, 1, 2) if count < 1000 ** (power + 1)), 3)
-    return f"{count / 1000**power:.3g} {('B', 'kB', 'MB', 'GB')[power]}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from dither.accounting import ProvenRow
@@ -99,7 +99,7 @@ class Statement:
         return f"<!doctype html>{head}<body>{body}</body></html>\n"
 
     def to_json(self) -> str:
-        return to_json(asdict(self), indent=2)
+        return to_json(self, indent=2)
 
     def to_pdf(self) -> bytes:
         try:
@@ -204,10 +204,7 @@ def _in_short(report: Report, row: ProvenRow) -> Section:
 
 def _protected(report: Report, row: ProvenRow, party: str) -> Section:
     unit = "all records of one institution together" if _is_client(row) else "one record (one row of a table)"
-    answer = [
-        f"Unit of privacy: {unit}.",
-        f"What stays uncertain: {_NEIGHBOURS[row.adjacency]}.",
-    ]
+    answer = [f"Unit of privacy: {unit}.", f"What stays uncertain: {_NEIGHBOURS[row.adjacency]}."]
     if not _is_client(row):
         answer.append(
             "A person with k records is protected less: ε grows to at most k times the value, and δ to at most "
@@ -272,13 +269,10 @@ def _targets(report: Report, party: str) -> list[Section]:
     return [Section("What does each institution get?", answer, (head, *table))]
 
 
-def _one_in(probability: float) -> str:
-    return f"1 in {1 / probability:,.0f}" if probability else "0"
-
-
 def _strength(row: ProvenRow) -> Section:
     if not math.isfinite(row.value):
         return Section("How strong is it?", ("Nothing is proven: an attacker may be certain.",))
+    chance = f"1 in {1 / row.delta:,.0f}" if row.delta else "0"
     head = ("an attack that wrongly accuses", "rightly finds at most")
     table = [
         (f"{100 * rate:g}%", f"{100 * true_positives(row.value, row.delta, rate):.3g}%") for rate in _FALSE_ALARMS
@@ -287,7 +281,7 @@ def _strength(row: ProvenRow) -> Section:
         "How strong is it?",
         (
             f"Any output is at most exp(ε) = {math.exp(min(row.value, 700)):.3g} times as likely in one case as "
-            f"in the other, up to a probability of δ ({_one_in(row.delta)}). For a test that tells them apart:",
+            f"in the other, up to a probability of δ ({chance}). For a test that tells them apart:",
         ),
         (head, *table),
     )
@@ -303,12 +297,12 @@ def _composition(report: Report, ledger: str | Path | None) -> Section:
                 "otherwise, adds to its ε.",
             ),
         )
-    from dither.accounting.ledger.runs import EVERY_RECORD, Ledger
+    from dither.accounting.ledger import Ledger
+    from dither.experiment.account import charged_accounts
 
     path = Path(ledger or report.ledger.file)
     if not path.is_file():
         return Section(question, (f"The ledger {path.name} is not here; `--ledger FILE` names it.",))
-    row = report.epsilon.main[0]
     head = ("records", "runs", "spent ε", "budget", "δ")
     book = Ledger(path)
     table = [
@@ -319,8 +313,7 @@ def _composition(report: Report, ledger: str | Path | None) -> Section:
             epsilon_text(spent.budget.epsilon) if spent.budget else "none set",
             f"{spent.delta:g}",
         )
-        for dataset in report.ledger.dataset.split(", ")  # one for each file
-        for spent in book.spent(dataset, EVERY_RECORD, delta=row.delta, view=row.view, adjacency=row.adjacency)
+        for dataset, spent in charged_accounts(report, book)
     ]
     sentence = (
         "All runs on these records that were charged to this ledger, this one included. Releases by others add."
@@ -350,10 +343,11 @@ def _mechanism(report: Report) -> Section:
 
 
 def _usefulness(report: Report) -> Section:
-    if report.test_accuracy is None:
+    if report.test_score is None:
         answer = "Not stated: the test records are not public, and exact scores on them would not be covered by ε."
     else:
-        answer = f"Accuracy {report.test_accuracy:.4f} on public test records, after {report.rounds} rounds."
+        score = f"{'Accuracy' if report.classes else 'R²'} {report.test_score:.4f}"
+        answer = f"{score} on public test records, after {report.rounds} rounds."
     return Section("How useful is the result?", (answer,))
 
 

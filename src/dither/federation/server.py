@@ -25,7 +25,7 @@ import numpy as np
 from dither import data
 from dither.errors import FederationError, ProtocolAbort, SpecError
 from dither.experiment import build, plots, train
-from dither.experiment.advice import Labelled, judge
+from dither.experiment.metrics import Labelled, judge
 from dither.experiment.report import Exclusion, FederationTotals, PartyTotals, Report
 from dither.federation import engines, keys, mailbox, state
 from dither.federation.agreement import (

@@ -99,6 +99,8 @@ def prepare(
         assume_credit=privacy.assume_credit,
     )
     prepared = (chosen or method(spec.method)).prepare(model, plan)
+    if spec.server_optimizer == "sgd" and spec.server_schedule == "constant" and not spec.server_average:
+        return prepared  # the server adds a round's change as it is
     from dither.methods.server import with_optimizer  # which imports this package
 
     return with_optimizer(prepared, spec)

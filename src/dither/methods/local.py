@@ -329,8 +329,9 @@ def sums_exactly(plan: PrivacyPlan) -> bool:
     """Whether secure aggregation sums the noisy integers of the clients as they are (R9): one release a round, all
     on one lattice, with room for their sum."""
     alike = plan.local_steps == 1 and not plan.noise_scale and plan.clip != "none" and not plan.max_norm
-    room = lattice.sum_reach(plan.cohort_size) >= _LEAST_SUM_REACH
-    return is_exact(plan) and plan.aggregation != "off" and alike and room
+    if not (is_exact(plan) and plan.aggregation != "off" and alike):
+        return False
+    return lattice.sum_reach(plan.cohort_size) >= _LEAST_SUM_REACH
 
 
 def noisy_vector(plan: PrivacyPlan, key: types.Key, tree: Params, *, noise_std: Array, reach: Array) -> Params:

@@ -27,9 +27,7 @@ _ADAM_FLOOR = 1e-3  # ε of FedAdam: coordinates that have hardly moved are not 
 
 
 def with_optimizer(prepared: Prepared, spec: Spec) -> Prepared:
-    """The method with the spec's server optimiser; itself where the server adds the change as it is."""
-    if spec.server_optimizer == "sgd" and spec.server_schedule == "constant" and not spec.server_average:
-        return prepared
+    """The method with the spec's server optimiser."""
     # Adam's steps have a length of their own; others scale the change, which some methods' servers do themselves.
     applied = "server_lr" in prepared.plan.hyper and spec.server_optimizer != "adam"
     values = {

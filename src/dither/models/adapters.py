@@ -79,9 +79,9 @@ def _constant(module: Any) -> Make:
 
 def _factory(function: Callable[..., Any], shape: Shape, options: Mapping[str, Any]) -> Make:
     """A call of the factory for a key, with what its signature names."""
-    called: Any = getattr(function, "__init__") if isinstance(function, type) else function  # noqa: B009
-    signature = inspect.signature(called)
-    named = {name: each for name, each in signature.parameters.items() if name != "self"}
+    made = isinstance(function, type)
+    called: Any = getattr(function, "__init__") if made else function  # noqa: B009
+    named = dict(list(inspect.signature(called).parameters.items())[made:])  # without the object itself
     given = {"input_shape": shape.record, "num_outputs": shape.num_outputs}
     any_keyword = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in named.values())
     offered = [name for name in named if name not in ("key", "rngs", *given)]
@@ -194,6 +194,12 @@ def _torch(make: Make, shape: Shape) -> Model:
         torch.manual_seed(0)
         module = make(jax.random.key(0)).eval()
     _refuse_mixing(type(layer).__name__ for layer in module.modules())
+    fixed = [name for name, value in module.named_parameters() if not value.requires_grad]
+    if fixed:
+        raise SpecError(
+            f"parameter {fixed[0]!r} has requires_grad=False; leave that out and name those that are trained: "
+            "model.trainable=['head.*']"
+        )
     start = {name: value.detach().numpy().copy() for name, value in module.named_parameters()}
     buffers = {name: value.numpy().copy() for name, value in module.named_buffers()}
 
@@ -268,7 +274,10 @@ def _fitting(model: Model, shape: Shape) -> Model:
     x = np.random.default_rng(0).random((3, math.prod(shape.record)), np.float32)
     others = np.concatenate([x[:1], 1 - x[1:] / 2])
     scores_of = jax.jit(lambda x: model.apply(model.init(jax.random.key(0)), x))
-    scores, again = np.asarray(scores_of(x)), np.asarray(scores_of(others))
+    given = scores_of(x)
+    if not isinstance(given, jax.Array):
+        raise SpecError(f"your model gives a {type(given).__name__} for a batch; it must give one array of scores")
+    scores, again = np.asarray(given), np.asarray(scores_of(others))
     wanted = [(3, shape.num_outputs)] + [(3,), (3, 1)] * (shape.num_outputs <= 2)
     if scores.shape not in wanted:
         raise SpecError(

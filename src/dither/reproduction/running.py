@@ -420,9 +420,7 @@ def _finished(outcome: Outcome, seconds: float) -> FinishedRun:
         for name in outcome.metrics[0]
         if name != "clipped"
     }
-    return FinishedRun(
-        columns, build.claimed(outcome.claim), round(seconds, 3), devices.device(), devices.versions()
-    )
+    return FinishedRun(columns, outcome.claim.to_json(), round(seconds, 3), devices.device(), devices.versions())
 
 
 # The figures

@@ -31,8 +31,9 @@ from jax.flatten_util import ravel_pytree
 from dither import models
 from dither.data import Dataset
 from dither.errors import SpecError, did_you_mean
-from dither.experiment.plan.candidates import Candidate
-from dither.experiment.plan.records import PlanningData, deal
+from dither.experiment.build import partition_of
+from dither.experiment.plan.candidates import Candidate, proxy_spec
+from dither.experiment.plan.records import PlanningData
 from dither.methods import Condition, concentrated, cpfed, dp_scaffold, nbafl, secure_fedavg
 from dither.spec import Spec
 
@@ -161,7 +162,7 @@ def estimate(spec: Spec, planning: PlanningData, *, seed: int = 0) -> ProblemCon
 
 def _client_records(spec: Spec, dataset: Dataset, seed: int) -> tuple[Any, Any]:
     """Records of up to `_MOST_CLIENTS` clients, cut to one size: `[clients, records, features]`."""
-    partition = deal(spec, dataset, seed)
+    partition = partition_of(proxy_spec(spec), dataset, seed)
     count = min(_MOST_CLIENTS, len(partition.size))
     size = max(1, min(int(partition.size[:count].min()), _MOST_RECORDS // count))
     rows = np.stack([partition.order[start : start + size] for start in partition.start[:count]])

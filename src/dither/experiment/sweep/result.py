@@ -107,7 +107,7 @@ class Sweep(Overview, Sequence[Outcome]):
 
     def varied(self, number: int) -> dict[str, Any]:
         """The varied keys of a run, with their values."""
-        flat = flatten(self.specs[number])
+        flat = self.specs[number].flat()
         return {key: flat.get(key, "") for key in self.keys}
 
     def rows(self) -> list[dict[str, Any]]:
@@ -186,16 +186,6 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
     array = np.asarray(values, float)
     error = float(array.std(ddof=1) / math.sqrt(len(array))) if len(array) > 1 else None
     return float(array.mean()), error
-
-
-def flatten(spec: Spec) -> dict[str, Any]:
-    """A spec's values by dotted key."""
-    flat: dict[str, Any] = {}
-    for key, value in spec.to_dict().items():
-        flat |= (
-            {f"{key}.{name}": each for name, each in value.items()} if isinstance(value, dict) else {key: value}
-        )
-    return flat
 
 
 def _csv_values(values: dict[str, Any]) -> dict[str, Any]:
