@@ -27,7 +27,7 @@ from dither.errors import FederationError, ProtocolAbort, SpecError
 from dither.experiment import build, plots, train
 from dither.experiment.metrics import Labelled, judge
 from dither.experiment.report import Exclusion, FederationTotals, PartyTotals, Report
-from dither.federation import engines, keys, mailbox, state
+from dither.federation import engines, keys, messages, state
 from dither.federation.agreement import (
     Agreement,
     Terms,
@@ -38,8 +38,7 @@ from dither.federation.agreement import (
     least_clients,
     secagg_rules,
 )
-from dither.federation.mailbox import Mailbox, Question, Take, Transport
-from dither.federation.messages import SignedMessage
+from dither.federation.messages import Mailbox, Question, SignedMessage, Take, Transport
 from dither.federation.party import session_id
 from dither.federation.state import Journal
 from dither.secagg import encoding
@@ -290,7 +289,7 @@ class Coordinator:
             other = [f"{n} runs Dither {its}" for n, its in sorted(self._other_versions().items()) if n in heard]
             if len(names) - len(other) < least:
                 raise FederationError(f"{', '.join(other)}, the server {__version__}: a run needs one version")
-            enough = len(heard) - len(other) >= least and time.monotonic() - seen > mailbox.GRACE_SECONDS
+            enough = len(heard) - len(other) >= least and time.monotonic() - seen > messages.GRACE_SECONDS
             if enough or len(heard) == len(names):
                 break
             if time.monotonic() > until:
