@@ -363,7 +363,7 @@ def _require_model(received: object) -> None:
     weights = received.get("weights", "") if isinstance(received, dict) else ""
     good = good and (weights == "" or code.is_approved(weights))
     name = name if weights == "" else f"{name} with {weights}"
-    require(good, f"names model {name!r}, which is not one of Dither's; approve a file of yours with --model FILE")
+    require(good, f"names model {name!r}, which is not one of Dither's; approve your own file with --model FILE")
 
 
 def check_json(received: object) -> None:
@@ -392,7 +392,7 @@ def _read_field(value: Any, key: str, kind: Any) -> Any:
     """A field of an agreement, if what was received for it has the type that the agreement declares."""
     if kind is Spec:
         require(type(value) is dict, f"has a {key} that is not a table")
-        name, advice = value.get("method"), "approve a file of yours with --method FILE"
+        name, advice = value.get("method"), "approve your own file with --method FILE"
         require(method_available(name), f"names method {name!r}, which is not one of Dither's; {advice}")
         _require_model(value.get("model"))
         return Spec.from_any(value)

@@ -521,8 +521,7 @@ class Coordinator:
         if not session.ready:
             more, refusing = self._ask_for_shares(index, "release", session.disputes(), session.released)
             silent |= more
-            what = "it does not release the shares that were useless"
-            liars = {client: f"{what}: {why}" for client, why in refusing.items()}
+            liars = {client: f"it does not release useless shares: {why}" for client, why in refusing.items()}
         liars |= session.liars()
         for client in sorted(liars):
             if names[client] not in self._out:

@@ -137,7 +137,7 @@ def _ask(run_folder: Path, spec: Spec) -> None:
             raise RunExists(f"{str(run_folder)!r} holds a run of another spec; give another --out")
         return
     if any(path.name != "serve.lock" for path in run_folder.iterdir()):
-        raise RunExists(f"{str(run_folder)!r} exists and is not a federation's run folder; give another --out")
+        raise RunExists(f"{str(run_folder)!r} already exists and is not a run of a federation; give another --out")
     write_text(asked, spec.to_toml())
 
 
