@@ -317,15 +317,10 @@ def factorize(series: pd.Series, missing: Collection[str] = MISSING) -> tuple[np
     once, so the cost grows with the distinct values and not with the rows."""
     import pandas as pd
 
-    try:
-        raw_codes, raw_values = pd.factorize(series, use_na_sentinel=True)
-        if series.dtype == object and not all(isinstance(value, str) for value in raw_values):
-            # To pandas True, 1 and 1.0 are one value, spelled as the first of them: spell each cell by itself.
-            raw_codes, raw_values = pd.factorize(series.map(canonical, na_action="ignore"), use_na_sentinel=True)
-    except TypeError:
-        raise DataError(
-            f"column {series.name!r} holds lists or other objects; make columns of their parts"
-        ) from None
+    raw_codes, raw_values = pd.factorize(series, use_na_sentinel=True)
+    if series.dtype == object and not all(isinstance(value, str) for value in raw_values):
+        # To pandas True, 1 and 1.0 are one value, spelled as the first of them: spell each cell by itself.
+        raw_codes, raw_values = pd.factorize(series.map(canonical, na_action="ignore"), use_na_sentinel=True)
     spelled = [canonical(value) for value in raw_values]
     texts = sorted(set(spelled) - set(missing))
     code_of = {text: code for code, text in enumerate(texts)}

@@ -29,7 +29,7 @@ import numpy as np
 from dither.accounting import compress
 from dither.accounting.ledger import Budget, Charge, Entry, composed
 from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
-from dither.errors import BudgetExhausted, ClientRefused, DitherError, FederationError, ProtocolAbort
+from dither.errors import BudgetExhausted, ClientRefused, DataError, DitherError, FederationError, ProtocolAbort
 from dither.experiment import build, counting
 from dither.experiment.counting import NAMES
 from dither.experiment.folder import to_json
@@ -45,7 +45,7 @@ from dither.federation.agreement import (
     sums_integers,
 )
 from dither.federation.state import COMPUTED, PARTY_ADVICE, ChargedRound, PartyStore, PendingUpload, ReleaseRecord
-from dither.federation.statistics import PartyStatistics, StatisticsTerms
+from dither.federation.statistics import LOCAL, PartyStatistics, StatisticsTerms
 from dither.privacy import clipping, noise
 from dither.secagg.client import ClientSession
 from dither.secagg.roster import Rules
@@ -145,7 +145,8 @@ class Party:
             reason = error if isinstance(error, DitherError) else fault
             # It may quote the server, which must not write to the owner's terminal as it likes.
             reason.args = (messages.printable(str(reason)),)
-            self.say(f"refused: {' '.join(str(reason).split())}")
+            local = LOCAL if isinstance(error, DataError) else ""  # it may quote a cell
+            self.say(f"{local}refused: {' '.join(str(reason).split())}")
             if asked in _TERMS:
                 self.refusal = reason
             return self._pack("refused", {"why": _for_the_server(error, asked)}, quoted=quoted)
