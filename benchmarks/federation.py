@@ -42,10 +42,9 @@ from types import SimpleNamespace
 import masked_exchange
 import numpy as np
 
-from dither.federation import demo, keys, serving
-from dither.federation.flower import TlsFiles, fleet
-from dither.federation.flower.gate import Gate
-from dither.federation.flower.superlink import SuperLink, environment
+from dither.federation import demo, keys
+from dither.federation.flower import APP, TlsFiles, fleet
+from dither.federation.flower.superlink import Gate, SuperLink, environment
 from dither.federation.local import answer_at, free_port, separate_process, stop
 from dither.secagg import session
 from dither.secagg.encoding import FixedPoint
@@ -57,12 +56,13 @@ import json, time
 from flwr.app import Message
 from flwr.serverapp import ServerApp
 from dither.federation.flower.fleet import content
-from dither.federation.flower.apps import GridTransport
+from dither.federation.flower.apps import GridTransport, client_app
 
-app = ServerApp()
+client = client_app()
+server = ServerApp()
 
 
-@app.main()
+@server.main()
 def main(grid, context):
     config = context.run_config
     count, rounds, size = int(config["nodes"]), int(config["rounds"]), int(config["size"])
@@ -97,12 +97,10 @@ def measure(how: str, count: int, rounds: int, size: int, folder: Path) -> list[
     app = folder / "app"
     (app / "dither_app").mkdir(parents=True)
     (app / "pyproject.toml").write_text(
-        (serving.APP / "pyproject.toml").read_text().split("[tool.flwr.app.config]")[0]
+        (APP / "pyproject.toml").read_text().split("[tool.flwr.app.config]")[0]
         + '[tool.flwr.app.config]\nnodes = ""\nrounds = ""\nsize = ""\nhow = ""\nresult = ""\n'
     )
-    (app / "dither_app" / "__init__.py").write_text("")
-    (app / "dither_app" / "server_app.py").write_text(SERVER_APP)
-    (app / "dither_app" / "client_app.py").write_text((serving.APP / "dither_app" / "client_app.py").read_text())
+    (app / "dither_app" / "__init__.py").write_text(SERVER_APP)
     result, over = folder / "result.json", threading.Event()
     port = free_port()
     config = {"nodes": count, "rounds": rounds, "size": size, "how": how, "result": result}
@@ -216,13 +214,13 @@ def _flower_server(folder: Path, port: int, path: dict[str, str]) -> Iterator[Ca
 
             def run(config: dict[str, str]) -> None:
                 declared = "".join(f'{name} = ""\n' for name in config)
-                head = (serving.APP / "pyproject.toml").read_text().split("[tool.flwr.app.config]")[0]
+                head = (APP / "pyproject.toml").read_text().split("[tool.flwr.app.config]")[0]
                 (app / "pyproject.toml").write_text(f"{head}[tool.flwr.app.config]\n{declared}")
-                for name in ("__init__.py", "client_app.py"):
-                    shutil.copy(serving.APP / "dither_app" / name, app / "dither_app")
-                source = (serving.APP / "dither_app" / "server_app.py").read_text()
-                source = source.replace("dither.federation.serving", "masked_exchange")
-                (app / "dither_app" / "server_app.py").write_text(source)
+                source = (APP / "dither_app" / "__init__.py").read_text()
+                source = source.replace("server_app()", "server_app(coordinate)")
+                (app / "dither_app" / "__init__.py").write_text(
+                    f"from masked_exchange import coordinate\n{source}"
+                )
                 link.run(app, config)
 
             yield run
@@ -240,14 +238,16 @@ def _flare_server(
     kits.provision(folder / "keys", sites, host="localhost", port=port)
     local = folder / "keys" / "server" / KIT / "local" / "resources.json"
     local.write_text(local.read_text().replace(system.FlareServer.controller, Server.controller))
+    others = {party.name for party in keys.Keyring.load(folder / "keys" / "server").parties} - set(sites)
+    options = {"without": ",".join(others), "wait": "400"}
     with Server(folder, folder / "keys" / "server", ("127.0.0.1", port), path) as server:
-        yield lambda config: server.run(config, sites, everybody=True, on_wait=lambda missing: None, seconds=400)
+        yield lambda config: server.submit({**config, **options}, lambda event, facts: None)
 
 
 def _end_relay(home: Path) -> None:
-    from dither.federation.nvflare import relay
+    from dither.federation.nvflare import system
 
-    relay.end(home)
+    system.end_relay(home)
 
 
 def measure_sum(count: int, words: int) -> dict[str, float]:

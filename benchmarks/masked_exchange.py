@@ -25,7 +25,7 @@ import numpy as np
 
 from dither.federation import keys, messages
 from dither.federation.local import answer_at
-from dither.federation.mailbox import Mailbox
+from dither.federation.messages import Mailbox
 from dither.secagg.client import ClientSession
 from dither.secagg.roster import Rules
 from dither.secagg.server import ServerSession
@@ -151,17 +151,17 @@ def run_parties(folder: Path, transport: str, address: str, index: int, processe
             work = {"until": lambda: False, "patience": PATIENCE, "nodes": len(homes)}
             threading.Thread(target=fleet.serve, args=(at, party.answer), kwargs=work, daemon=True).start()
     else:
-        from dither.federation.nvflare import relay
+        from dither.federation.nvflare import system
 
         for site in sorted({number % sites for number in parties}):
 
             def answer(body: bytes) -> bytes:
                 return parties[int.from_bytes(body[:4], "little")].answer(body[4:])
 
-            line = relay.socket_of(homes[site])
+            line = system.socket_of(homes[site])
             work = {"until": lambda: False}
             threading.Thread(target=answer_at, args=(line, answer), kwargs=work, daemon=True).start()
-            relay.start(homes[site], address)
+            system.start_relay(homes[site], address)
     threading.Event().wait()
 
 

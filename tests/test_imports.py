@@ -50,10 +50,10 @@ def test_what_is_asked_for_by_name_is_installed_with_dither():
     """A run asks for the versions of these packages: each must be a dependency, or come with one."""
     import tomllib
 
-    from dither.cli import doctor
+    from dither.cli import look
     from dither.experiment import build
 
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     names = {re.split(r"[<>=!~ \[]", each, maxsplit=1)[0] for each in project["dependencies"]} | {"jaxlib"}
     assert set(build.LIBRARIES) <= names
-    assert set(doctor._NEEDED) <= names
+    assert set(look._NEEDED) <= names

@@ -41,7 +41,7 @@ NOT_RUN = {
     "python tools/pages.py": "rewrites docs/gallery.md",
     "python tools/pack_results.py": "needs the report of hours of runs",
     "python tools/fill_reproduction.py": "rewrites docs/reproduction.md",
-    "python examples/audit_pictures.py docs/images": "rewrites the pictures of docs, minutes",
+    "python tools/audit_pictures.py docs/images": "rewrites the pictures of docs, minutes",
     r"python -m dither.reproduction (?!.*--estimate)": "tests/reproduction/test_running.py",
     "dither reproduce (?!--list)": "tests/reproduction/test_running.py",
     "dither web": "tests/e2e/test_web.py",

@@ -53,6 +53,14 @@ class Records(NamedTuple):
         return self.x[rows], self.y[rows]
 
 
+class Batch(NamedTuple):
+    """The records of one local step, with 0/1 weights (0 is padding)."""
+
+    x: Array
+    y: Array
+    weights: Array
+
+
 class Keys(NamedTuple):
     """A client's randomness in one round, one stream per purpose."""
 
@@ -182,6 +190,11 @@ class Claim(NamedTuple):
     source: str
     conditions: tuple[tuple[str, bool], ...] = ()
     adjacency: str = "replace-one"  # the neighbours the paper speaks of
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in summary.json."""
+        conditions = [{"condition": text, "holds": bool(holds)} for text, holds in self.conditions]
+        return {**self._asdict(), "conditions": conditions}
 
 
 class Algorithm(NamedTuple):

@@ -19,9 +19,8 @@ ONE_ROW = (np.zeros((1, 3), np.float32), np.zeros(1, np.int32))
 
 def agreement_of(sizes, **changes) -> Agreement:
     base = Spec.from_preset("adult").with_values({"num_clients": 2, "cohort_size": 2, **changes})
-    return Agreement(
-        "f", "r1", federated_spec(base, 2, "own"), None, ("no", "yes"), 3, (), ("ann", "bob"), tuple(sizes)
-    ).check()
+    spec = federated_spec(base, 2, "own")
+    return Agreement("f", "r1", spec, ("ann", "bob"), tuple(sizes), None, ("no", "yes"), 3, ()).check()
 
 
 def absent(rows):

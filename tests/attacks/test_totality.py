@@ -95,9 +95,8 @@ def test_a_server_that_sends_huge_numbers_gets_a_finite_upload(name):
     x, other, y = records()
     signs = np.array([1, -1, 1, 1, -1, 1, 1], np.float32)
     for these in (x, other):
-        client = engines.ClientEngine(
-            simulation, these[12:24], y[12:24], client=1, seed=0, hyper=dict(prepared.hyper), design=None
-        )
+        settings = engines.RunSettings(simulation, 0, dict(prepared.hyper))
+        client = engines.ClientEngine(settings, these[12:24], y[12:24], client=1)
         own = client.start()
         for index, size in enumerate((3.4e38, 1e30, 1e19, -3.4e38, 1e-45)):
             message = [

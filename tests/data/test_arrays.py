@@ -303,9 +303,9 @@ def test_a_test_folder_beside_the_records(tmp_path):
 )
 def test_whole_numbers_are_classes_where_each_is_there_or_there_are_few(labels, classes):
     """A label such as a length of stay, in days, is a number to predict."""
-    options = arrays.ArrayOptions(test_fraction=0)
-    dataset = arrays.arrays_in_memory(np.zeros((100, 2)), labels, None, options)
-    assert len(dataset.classes) == classes
-    assert (dataset.label_bounds is None) == (classes > 0)
+    options = dataset.LoadOptions(test_fraction=0)
+    loaded = arrays.arrays_in_memory(np.zeros((100, 2)), labels, None, options)
+    assert len(loaded.classes) == classes
+    assert (loaded.label_bounds is None) == (classes > 0)
     with pytest.raises(DataError, match="a class has the number 1,000,000,000; number them 0, 1, 2"):
         arrays.arrays_in_memory(np.zeros((2, 2)), np.array([0, 10**9]), None, options)

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from dither import data
-from dither.data.drafts import MAX_CATEGORIES, draft_frame, rounded_bounds
+from dither.data.drafts import MAX_CATEGORIES, draft, rounded_bounds
 from dither.data.schema import OTHER
 from dither.errors import DataError
 
@@ -24,7 +24,7 @@ def table(**columns: object) -> pd.DataFrame:
 
 
 def test_a_draft_marks_everything(patients: Path, tmp_path: Path) -> None:
-    draft = data.draft_schema(patients, "outcome")
+    draft = data.draft(patients, "outcome").schema
     values = 1 + 3 + 1 + 1  # classes; age: bounds, standard, missing; ward, hospital: categories
     assert len(draft.read_from_data) == values
     assert draft.label.classes == ("alive", "dead")
@@ -62,7 +62,7 @@ def dates(style: str) -> list[str]:
     ],
 )
 def test_columns_that_are_no_features_are_left_out(column: object, words: str) -> None:
-    drafted = draft_frame(table(odd=column), "ill", name="t")
+    drafted = draft(table(odd=column), "ill", name="t")
     assert words in drafted.excluded["odd"]
     assert [each.name for each in drafted.schema.columns] == ["age"]
 
@@ -71,9 +71,9 @@ def test_columns_that_are_no_features_are_left_out(column: object, words: str) -
 def test_copies_of_the_label_are_left_out(copied: dict) -> None:
     frame = table()
     frame["copy"] = frame["ill"].map(copied)
-    assert "follows from the label 'ill'" in draft_frame(frame, "ill", name="t").excluded["copy"]
+    assert "follows from the label 'ill'" in draft(frame, "ill", name="t").excluded["copy"]
     frame.loc[frame.index[frame["ill"] == "yes"][0], "copy"] = copied["no"]
-    assert "copy" not in draft_frame(frame, "ill", name="t").excluded
+    assert "copy" not in draft(frame, "ill", name="t").excluded
 
 
 def test_ordinary_columns_stay() -> None:
@@ -86,23 +86,23 @@ def test_ordinary_columns_stay() -> None:
         job=rng.choice(["nurse", "teacher", "driver"], ROWS),
         city=[f"city {min(number % 100, 3 if number % 10 else 99)}" for number in range(ROWS)],
     )
-    assert draft_frame(frame, "ill", name="t").excluded == {}
+    assert draft(frame, "ill", name="t").excluded == {}
 
 
 def test_what_to_drop_and_what_to_keep() -> None:
     frame = table(patient_id=np.arange(ROWS), ward=["a", "b"] * (ROWS // 2))
-    drafted = draft_frame(frame, "ill", name="t", drop=["ward"], keep=["patient_id"])
+    drafted = draft(frame, "ill", name="t", drop=["ward"], keep=["patient_id"])
     assert [column.name for column in drafted.schema.columns] == ["age", "patient_id"]
     assert drafted.excluded == {"ward": "is dropped, as you asked"}
     with pytest.raises(DataError, match="column 'wart' is not in 't'; did you mean 'ward'"):
-        draft_frame(frame, "ill", name="t", drop=["wart"])
+        draft(frame, "ill", name="t", drop=["wart"])
     with pytest.raises(DataError, match="no column that can be a feature: 'patient_id' looks like an id"):
-        draft_frame(frame[["patient_id", "ill"]], "ill", name="t")
+        draft(frame[["patient_id", "ill"]], "ill", name="t")
 
 
 def test_frequent_categories_are_kept_where_they_cover_most_rows() -> None:
     names = [f"name {number}" for number in range(80)] + [f"name {number % 5}" for number in range(ROWS - 80)]
-    (_, column) = draft_frame(table(who=names), "ill", name="t").schema.columns
+    (_, column) = draft(table(who=names), "ill", name="t").schema.columns
     assert isinstance(column, data.Categorical)
     assert len(column.categories) == MAX_CATEGORIES
 
@@ -110,8 +110,8 @@ def test_frequent_categories_are_kept_where_they_cover_most_rows() -> None:
 def test_classes_that_differ_in_case_are_named() -> None:
     frame = pd.DataFrame({"x": range(4), "label": ["yes", "Yes", "no", "no"]})
     with pytest.raises(DataError, match="differ only in case, 'Yes' and 'yes'; write them alike"):
-        draft_frame(frame, "label", name="t")
-    assert draft_frame(frame.assign(label=list("aAbB")), "label", name="t").schema.label.classes == (
+        draft(frame, "label", name="t")
+    assert draft(frame.assign(label=list("aAbB")), "label", name="t").schema.label.classes == (
         "A",
         "B",
         "a",
@@ -121,7 +121,7 @@ def test_classes_that_differ_in_case_are_named() -> None:
 
 def test_draft_orders_numeric_classes_as_numbers() -> None:
     frame = pd.DataFrame({"x": range(12), "label": [str(number) for number in range(12)]})
-    assert draft_frame(frame, "label", name="t").schema.label.classes == tuple(str(n) for n in range(12))
+    assert draft(frame, "label", name="t").schema.label.classes == tuple(str(n) for n in range(12))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_draft_proposes_regression_and_can_be_told_otherwise(tmp_path: Path) -
     assert drafted.schema.label.bounds == (0, 320)
     assert drafted.schema.read_from_data[0] == "bounds of 'label'"
     assert "follows from the label" in drafted.excluded["twice"]
-    classes = data.draft_schema(tmp_path / "table.csv", "label", task="classification")
+    classes = data.draft(tmp_path / "table.csv", "label", task="classification").schema
     assert len(classes.label.classes) == 307
     public = data.with_label_bounds(drafted.schema, (0, 500))
     assert (public.label.bounds, public.label.bounds_from) == ((0, 500), "public")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dither.data.scattering import scattering
+from dither.data.transforms import scattering
 from dither.errors import DataError
 
 

@@ -114,7 +114,7 @@ def test_numbers_with_thousands_and_excels_first_line(tmp_path: Path) -> None:
 def test_words_for_a_missing_number_are_categories_elsewhere(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text("age,rhesus,label\n-,-,a\n30,+,b\nunknown,-,a\nn/a,n/a,b\n")
-    draft = data.draft_schema(path, "label")
+    draft = data.draft(path, "label").schema
     rhesus = next(column for column in draft.columns if column.name == "rhesus")
     assert isinstance(rhesus, data.Categorical)
     assert rhesus.categories == ("+", "-")

@@ -49,10 +49,10 @@ class Processes:
         for name in list(self.running):
             self.kill(name)
         if self.transport == "nvflare":
-            from dither.federation.nvflare import relay
+            from dither.federation.nvflare import system
 
             for name in self.parties.names:
-                relay.end(self.folder / "keys" / "parties" / name)
+                system.end_relay(self.folder / "keys" / "parties" / name)
 
     def serve(self, *more: str) -> None:
         self._start(

@@ -21,7 +21,7 @@ def load(name):
 
 @pytest.mark.slow
 def test_data_with_a_natural_partition(tmp_path):
-    run = load("natural_partition").main(tmp_path, rounds=10)
+    run = load("natural_partition").main(tmp_path, num_rounds=10)
     assert run.summary["num_clients"] == 5
     (row,) = [
         row

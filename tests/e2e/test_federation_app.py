@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("flwr", reason="the extra 'deploy' is not installed")
 
 from dither.experiment.folder import write_text
-from dither.federation import keys, serving
-from dither.federation.flower import TlsFiles
+from dither.federation import keys
+from dither.federation.flower import APP, TlsFiles
 from dither.federation.flower.superlink import SuperLink, environment
 from dither.federation.local import free_port, separate_process, stop
 from tests.e2e.federations import Processes
@@ -55,7 +55,7 @@ def test_flwr_run_with_supernodes(tmp_path):
                 link.register(party.node_key, party.name)
                 run.join(party.name, "--behind-supernode")
                 nodes.append(supernode(own, link.inside))
-            link.run(serving.APP, {"keys": str(server), "run": str(tmp_path / "run"), "wait": "300"})
+            link.run(APP, {"keys": str(server), "run": str(tmp_path / "run"), "wait": "300"})
             end = time.monotonic() + 500
             while not (tmp_path / "run" / "summary.json").is_file():
                 assert time.monotonic() < end, (tmp_path / "superlink.log").read_text()[-2000:]

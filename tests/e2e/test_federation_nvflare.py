@@ -10,7 +10,7 @@ pytest.importorskip("nvflare", reason="the extra 'nvflare' is not installed")
 
 from dither.federation import keys
 from dither.federation.local import answer_at, free_port
-from dither.federation.nvflare import KIT, kits, relay
+from dither.federation.nvflare import KIT, kits, system
 from dither.federation.nvflare.system import FlareServer
 from tests.attacks.test_run_folder import secrets_in
 from tests.e2e.federations import Processes, same_bits
@@ -65,7 +65,7 @@ def test_a_revoked_party_does_not_connect(tmp_path):
     try:
         with server:
             for home in homes:
-                relay.start(home, f"127.0.0.1:{port}")
+                system.start_relay(home, f"127.0.0.1:{port}")
             until, log = time.monotonic() + 200, tmp_path / "run" / "nvflare.log"
             while "bob" not in server.connected() or "Reject disabled client" not in log.read_text():
                 assert time.monotonic() < until, log.read_text()[-3000:]
@@ -73,7 +73,7 @@ def test_a_revoked_party_does_not_connect(tmp_path):
             assert server.connected() == {"bob"}
     finally:
         for home in homes:
-            relay.end(home)
+            system.end_relay(home)
 
 
 class HostileServer(FlareServer):
@@ -112,10 +112,10 @@ def test_a_server_runs_nothing_at_a_site_and_reads_nothing_there(tmp_path):
     try:
         with server:
             for home in homes:
-                answer = {"target": answer_at, "args": (relay.socket_of(home), lambda body: body)}
+                answer = {"target": answer_at, "args": (system.socket_of(home), lambda body: body)}
                 threading.Thread(**answer, kwargs={"until": over.is_set}, daemon=True).start()
-                relay.start(home, f"127.0.0.1:{port}")
-            server.run({"run": str(tmp_path)}, names, everybody=True, on_wait=lambda missing: None, seconds=200)
+                system.start_relay(home, f"127.0.0.1:{port}")
+            server.submit({"run": str(tmp_path), "without": "", "wait": "200"}, lambda event, facts: None)
             logs, until = [home / "nvflare.log" for home in homes], time.monotonic() + 120
             while not all("ComponentNotAuthorized" in log.read_text() for log in logs):
                 assert time.monotonic() < until, logs[0].read_text()[-3000:]
@@ -126,5 +126,5 @@ def test_a_server_runs_nothing_at_a_site_and_reads_nothing_there(tmp_path):
     finally:
         over.set()
         for home in homes:
-            relay.end(home)
+            system.end_relay(home)
     assert not server.program.exists()

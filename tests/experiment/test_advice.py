@@ -10,17 +10,18 @@ from typer.testing import CliRunner
 import dither
 from dither import models
 from dither.cli import app
-from dither.experiment.advice import (
+from dither.experiment.metrics import (
     CLIPPED,
     DIVERGED,
     RISING,
     TRIVIAL,
     Evidence,
+    TestScores,
     advise,
+    classification_scores,
     gradient_norms,
     trivial_loss,
 )
-from dither.experiment.metrics import TestScores, classification_scores
 from dither.privacy import clipping
 from dither.spec import Spec
 

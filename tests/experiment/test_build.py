@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dither import data
-from dither.data.dataset import TableOptions, dataset_from_tables
+from dither.data.dataset import LoadOptions, dataset_from_tables
 from dither.experiment.build import build_experiment, large_delta
 from dither.spec import Spec
 
@@ -18,7 +18,7 @@ def stays(label: data.Label):
     frame["back"] = np.where(days > 20, "yes", "no")
     columns = tuple(data.Numeric(name, (0, 100), (50, 25), 50) for name in ("age", "bmi"))
     schema = data.Schema(label=label, columns=columns)
-    return dataset_from_tables("stays", frame, None, schema, TableOptions())
+    return dataset_from_tables("stays", frame, None, schema, LoadOptions())
 
 
 STAY, BACK = data.Label("days", bounds=(0, 40)), data.Label("back", ("no", "yes"))

@@ -12,8 +12,8 @@ import pytest
 import dither
 from dither.accounting.ledger.runs import Ledger
 from dither.errors import DataError, SpecError
-from dither.experiment.build import build_experiment
-from dither.experiment.defaults import choose, defaults_for
+from dither.experiment.build import build_experiment, choose
+from dither.experiment.defaults import defaults_for
 
 
 def table(count: int, seed: int = 0) -> pd.DataFrame:
@@ -60,11 +60,38 @@ def test_only_what_is_not_given_is_chosen(tmp_path: Path) -> None:
 
 def test_the_records_do_not_change_what_is_chosen(tmp_path: Path) -> None:
     """Two tables of the same size and schema, whatever they hold, give one spec."""
-    dither.data.draft_frame(table(300), "ill", name="t").schema.save(tmp_path / "schema.toml")
+    dither.data.draft(table(300), "ill", name="t").schema.save(tmp_path / "schema.toml")
     others = table(300).assign(age=0.0, smoker="", ill="no")
     source = {"data.schema": str(tmp_path / "schema.toml")}
     specs = [choose(source, records=[frame, frame.iloc[:100]]).spec for frame in (table(300), others)]
     assert specs[0] == specs[1]
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        (table(0), "'data' has a header but no rows"),
+        ({"north": table(120), "south": table(0)}, "'south' has a header but no rows"),
+        ({"north": table(120), "south": table(120)[::-1]}, "'north' and 'south' hold the same records"),
+        (pd.concat([table(120), table(120)[["age"]]], axis=1), "'data' has two columns called 'age'"),
+        (table(120).assign(scans=[[1, 2]] * 120), "column 'scans' of 'data' holds lists"),
+        (
+            table(120).assign(ill=[None, "yes", "no"] * 40),
+            "is empty in row 1 and 39 more; remove rows without a label",
+        ),
+        ((np.zeros((9, 2)), np.arange(9) % 2 * 2 - 1), "labels run from -1 to 1, .*number them 0 to 1"),
+    ],
+)
+def test_what_is_wrong_with_records_given_in_python_is_said(records: object, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        choose({"data.label": "ill"}, records=records)
+
+
+def test_few_records_are_dealt_out_to_few_clients() -> None:
+    spec = choose(
+        {"data.label": "ill", "data.test_fraction": 0}, records=table(6).assign(ill=["yes", "no"] * 3)
+    ).spec
+    assert (spec.num_clients, spec.cohort_size) == (6, 6)
 
 
 def test_frames_and_arrays_in_place_of_a_file() -> None:

@@ -96,3 +96,13 @@ def test_a_run_that_is_under_way_is_not_continued_by_another_process(tmp_path):
     report = train.run("cpfed", values={**values, "data.features": "all"}, out=tmp_path / "run", on_start=second)
     assert refused == [0]
     assert train.resume(tmp_path / "run").rounds == report.rounds == 2
+
+
+def test_a_folder_of_an_earlier_version_is_refused_and_left_alone(tmp_path):
+    folder = runs.RunFolder.create(tmp_path / "old", Spec(), {})
+    folder.append_metrics({"round": 10, "loss": 0.5})
+    (folder.path / "digests.json").unlink()
+    (folder.path / "provenance.json").write_text('{"run": "old"}')
+    with pytest.raises(RunExists, match="earlier version"):
+        train.resume(folder.path)
+    assert folder.metrics() == [{"round": 10, "loss": 0.5}]

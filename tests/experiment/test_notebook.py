@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dither.experiment import notebook, train
+from dither.experiment import train
 
 
 class ZMQInteractiveShell:
@@ -58,7 +58,7 @@ def test_callbacks_of_the_caller_come_first(shown, monkeypatch):
 
 
 def test_elsewhere_nothing_is_shown(monkeypatch):
-    assert not notebook.in_notebook()
+    assert not train.in_notebook()
     options = []
     monkeypatch.setattr(train, "_run", lambda spec, values, given: options.append(given))
     train.run("adult")

@@ -200,7 +200,7 @@ def test_every_file_is_charged_before_the_first_look(tmp_path):
 
 
 def _chosen(spec):
-    from dither.experiment.defaults import choose
+    from dither.experiment.build import choose
 
     return choose(spec).spec
 

@@ -44,6 +44,12 @@ def test_the_statement_gives_the_proven_value_of_the_specs_adversary(report):  #
     assert "noise comes from a seed" not in statement(replace(report, randomness="os")).to_markdown()
 
 
+def test_the_score_of_a_regression_is_stated(report):  # noqa: F811
+    made = replace(report, classes=(), test_accuracy=None, test_r2=0.25)
+    assert "R² 0.2500 on public test records" in statement(made).to_markdown()
+    assert "Not stated" in statement(replace(made, test_r2=None)).to_markdown()
+
+
 def test_no_proof_is_said_first(report):  # noqa: F811
     table = tuple(replace(row, value=math.inf, recipe="no proof") for row in report.epsilon.table)
     made = statement(replace(report, epsilon=replace(report.epsilon, table=table)))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -234,3 +237,12 @@ def assert_simulated(coordinator, parties):
     """The server has, bit for bit, what the simulator computes."""
     for deployed, expected in zip(server_bits(coordinator), simulated(parties.experiment, "loop"), strict=True):
         np.testing.assert_array_equal(deployed, expected)
+
+
+@contextmanager
+def days_ago(monkeypatch, days):
+    """Certificates are signed as if this were so many days earlier."""
+    past = datetime.now(UTC) - timedelta(days=days)
+    with monkeypatch.context() as patch:
+        patch.setattr(keys, "datetime", SimpleNamespace(now=lambda zone: past))
+        yield

@@ -4,7 +4,6 @@ import socket
 import ssl
 import threading
 import time
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,9 @@ import httpx
 from dither.errors import FederationError
 from dither.federation import keys
 from dither.federation.flower import TlsFiles, fleet
-from dither.federation.flower.gate import Gate
-from dither.federation.flower.superlink import SuperLink
+from dither.federation.flower.superlink import Gate, SuperLink
 from dither.federation.local import free_port
+from tests.federation.parties import days_ago
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +89,10 @@ def test_a_server_from_another_ca_is_refused(link, tmp_path):
         visit(where(folder, port, "ann", ca=tmp_path / "keys" / "ca" / "ca.pem"))
 
 
-def test_an_expired_certificate_is_refused(link, tmp_path):
+def test_an_expired_certificate_is_refused(link, tmp_path, monkeypatch):
     _, _, found = link
-    past = datetime.now(UTC) - timedelta(days=30)
-    keys.create(tmp_path / "keys", ["ann", "bob"], hosts=["localhost"], now=past, days=7)
+    with days_ago(monkeypatch, 30):
+        keys.create(tmp_path / "keys", ["ann", "bob"], hosts=["localhost"], days=7)
     port = free_port()
     with (
         Gate("127.0.0.1", port, inside=found.inside, nodes=[], tls=TlsFiles.of(tmp_path / "keys" / "server")),

@@ -14,9 +14,9 @@ from dither.errors import DataError, FederationError, LedgerError
 from dither.federation import engines, joining, messages
 from dither.federation.agreement import least_clients
 from dither.federation.party import REFUSALS
-from dither.secagg import state as secagg_state
 from dither.secagg.messages import Kind
 from dither.secagg.roster import AnnouncedCohort
+from dither.secagg.server import ServerSession
 from tests.federation.parties import NAMES, Parties, small_spec
 
 
@@ -52,7 +52,7 @@ class Hostile:
         self.agreement = self.journal.agreement()
         self.session = None
         if self.journal.secagg() is not None:
-            self.session = secagg_state.load_server(self.journal.secagg(), self.server._identity.private)
+            self.session = ServerSession.load(self.journal.secagg(), self.server._identity.private)
         self.nodes = {name: self.node(name) for name in NAMES}
 
     def node(self, name, **changes):
@@ -172,6 +172,10 @@ def test_terms_cannot_change_under_a_run_that_was_agreed_on(hostile):
     hostile.restart("ann", approve=lambda agreement, experiment: asked.append(agreement.digest) or "asked")
     answer = hostile.ask("ann", "terms", {"terms": {**found, "spec": quieter.to_dict()}})
     assert "has another agreement already" in why(answer)
+    shared = {key: found[key] for key in ("format", "federation", "run", "names", "sizes", "spec")}
+    counted = {**shared, "purpose": "statistics", "epsilon": 1.0, "delta": 1e-5, "trained": None}
+    counted["sizes"] = [hostile.nodes["ann"].source.count] * len(found["names"])
+    assert "has another agreement already" in why(hostile.ask("ann", "statistics", {"terms": counted}))
     assert asked == []
     assert hostile.ask("ann", "terms", {"terms": found}).kind == "accepted"  # those that were approved: as before
 

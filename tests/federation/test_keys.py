@@ -3,13 +3,13 @@
 import socket
 import ssl
 import threading
-from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from dither.errors import ConfigError, DamagedFile, FederationError
 from dither.experiment.folder import read_checked, write_checked
 from dither.federation import keys
+from tests.federation.parties import days_ago
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_a_folder_is_never_overwritten(made):
 
 
 def test_unknown_party(made):
-    with pytest.raises(FederationError, match=r"'eve' is no party.*ann, bob"):
+    with pytest.raises(FederationError, match=r"'eve' is not a party.*ann, bob"):
         keys.Keyring.load(made / "server").party("eve")
 
 
@@ -86,7 +86,7 @@ def test_the_servers_certificate_is_good_for_its_names(made, name):
     handshake(made / "server", made / "parties" / "ann" / "ca.pem", name)
 
 
-def test_another_name_another_ca_and_an_old_certificate_are_refused(made, tmp_path):
+def test_another_name_another_ca_and_an_old_certificate_are_refused(made, tmp_path, monkeypatch):
     ca = made / "parties" / "ann" / "ca.pem"
     with pytest.raises(ssl.SSLCertVerificationError, match=r"not valid for"):
         handshake(made / "server", ca, "evil.example")
@@ -95,8 +95,8 @@ def test_another_name_another_ca_and_an_old_certificate_are_refused(made, tmp_pa
         ssl.SSLCertVerificationError, match=r"unable to get local issuer|certificate signature failure"
     ):
         handshake(tmp_path / "other" / "server", ca, "fed.example")
-    past = datetime.now(UTC) - timedelta(days=30)
-    keys.create(tmp_path / "old", ["ann", "bob"], hosts=["fed.example"], now=past, days=7)
+    with days_ago(monkeypatch, 30):
+        keys.create(tmp_path / "old", ["ann", "bob"], hosts=["fed.example"], days=7)
     with pytest.raises(ssl.SSLCertVerificationError, match=r"expired"):
         handshake(tmp_path / "old" / "server", tmp_path / "old" / "ca" / "ca.pem", "fed.example")
     keys.issue(tmp_path / "old", hosts=["fed.example"])  # what `renew` does; parties keep their folders
@@ -181,7 +181,7 @@ def test_invitations_that_are_refused(joined, tmp_path):
         keys.accept(homes["ann"], path)
     parties = [keys.read_request(homes[name] / f"{name}.request.json") for name in ("ann", "bob")]
     keys.create_from(tmp_path / "other", parties, hosts=["localhost"])
-    with pytest.raises(FederationError, match="another CA"):
+    with pytest.raises(FederationError, match="a different CA"):
         keys.accept(homes["ann"], keys.invitation_file(tmp_path / "other", "ann"))
-    with pytest.raises(FederationError, match="'eve' is no party"):
+    with pytest.raises(FederationError, match="'eve' is not a party"):
         keys.accept(homes["eve"], path)

@@ -6,7 +6,7 @@ import pytest
 from dither.accounting.ledger.runs import Budget, data_id
 from dither.errors import FederationError
 from dither.federation import messages
-from dither.federation.agreement import approved_digest, describe
+from dither.federation.agreement import approved_digest
 from dither.federation.party import REFUSALS
 from tests.federation.parties import (
     NAMES,
@@ -128,7 +128,7 @@ def test_terms_are_shown_approved_and_never_changed_behind_the_owners_back(parti
     seen = []
 
     def owner(agreement, experiment):
-        seen.append(describe(agreement, experiment, "ann"))
+        seen.append(agreement.describe("ann", experiment))
         return "asked"
 
     parties.nodes["ann"] = parties.node("ann", approve=owner)

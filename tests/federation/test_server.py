@@ -8,8 +8,7 @@ import pytest
 
 from dither.errors import DamagedFile, FederationError
 from dither.experiment.report import PartyTotals
-from dither.federation import releases
-from dither.federation.agreement import describe
+from dither.federation import state
 from tests.federation.parties import (
     FIRST,
     NAMES,
@@ -39,23 +38,23 @@ def signed_by_the_server(coordinator):
 def released_by_the_parties(coordinator):
     """Each party's record is whole, signed by it, and the one that it stated at the end of the run."""
     keyring, agreement, folder = coordinator.keyring, coordinator.agreement, coordinator.journal.path
-    stated = releases.load_statements(folder, agreement.digest, keyring)
+    stated = state.load_statements(folder, agreement.digest, keyring)
     assert set(stated) == set(NAMES)
     for name, statement in stated.items():
         run = folder.parent / "keys" / "parties" / name / "runs" / agreement.run
         if name == "dan":  # who lies in this run: not by its own program, which released nothing
             assert statement["releases"] == 0
-            assert not (run / releases.RECORD).exists()
+            assert not (run / state.RELEASES).exists()
             continue
-        record = releases.check_record(run, keyring)
+        record = state.check_record(run, keyring)
         assert record == {key: statement[key] for key in record}
         log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-        recorded = [json.loads(line)["round"] for line in (run / releases.RECORD).read_text().splitlines()]
+        recorded = [json.loads(line)["round"] for line in (run / state.RELEASES).read_text().splitlines()]
         assert recorded == [line["round"] for line in log]
     stated["ann"]["releases"] += 1
-    releases.save_statements(folder, stated)
+    state.save_statements(folder, stated)
     with pytest.raises(DamagedFile, match="'ann' did not sign"):
-        releases.load_statements(folder, agreement.digest, keyring)
+        state.load_statements(folder, agreement.digest, keyring)
 
 
 # In the open
@@ -74,7 +73,7 @@ def test_what_no_honest_party_sends_excludes_it_and_the_round_goes_on(parties):
     dan = replace(report.federation.parties["dan"], bytes_up=0, bytes_down=0)
     assert dan == PartyTotals(records=100, counted=0, missing=2, refused=1, bytes_up=0, bytes_down=0)
     assert report.federation.most_missing == 1
-    assert any("lacked in a sum" in note for note in report.notes)
+    assert any("missing from a sum" in note for note in report.notes)
     assert any(note.startswith("dan was excluded in round 1: ") for note in report.notes)
 
 
@@ -220,7 +219,7 @@ def test_small_federations_run_with_the_colluders_they_take_by_default(tmp_path,
     parties = Parties(tmp_path, spec)
 
     def owner(agreement, experiment):
-        seen.append(describe(agreement, experiment, "ann"))
+        seen.append(agreement.describe("ann", experiment))
         return "asked"
 
     parties.nodes["ann"] = parties.node("ann", approve=owner)

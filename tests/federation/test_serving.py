@@ -5,11 +5,7 @@ import json
 import pytest
 
 from dither.errors import FederationError
-from dither.federation import serving
-
-pytest.importorskip("flwr", reason="the extra 'deploy' is not installed")
-
-from dither.federation import local
+from dither.federation import local, serving
 
 
 class Played:
@@ -22,7 +18,9 @@ class Played:
         self.progress.touch()
         (folder / "lock").touch()  # and nobody holds it: whoever was up is gone
 
-    def start(self):
+    name, log = "Flower's SuperLink", "superlink.log"
+
+    def submit(self, config, on_event):
         self.links.discard(self.starts)
         script = self.scripts[min(self.starts, len(self.scripts) - 1)]
         self.starts += 1
@@ -30,14 +28,19 @@ class Played:
             for event, facts in [("up", {"process": 2**22 + 1}), *script]:
                 file.write(json.dumps({"event": event, **facts}) + "\n")
 
-    def watch(self):
-        serving._watch(
-            self.folder,
-            self.start,
-            lambda: self.starts not in self.links,
-            lambda event, facts: self.events.append((event, facts)),
-            [],
-        )
+    def alive(self):
+        return self.starts not in self.links
+
+    def revive(self):
+        pass
+
+    def hear(self, facts):
+        pass
+
+    watch = alive
+
+    def play(self):
+        serving._watch(self, {}, lambda event, facts: self.events.append((event, facts)))
         return [event for event, _ in self.events]
 
 
@@ -46,21 +49,21 @@ ROUND, DONE = ("round", {"round": 0}), ("done", {})
 
 def test_a_coordinator_that_dies_is_started_again_while_rounds_are_completed(tmp_path):
     played = Played(tmp_path / "run", *[[ROUND]] * 9, [DONE])
-    assert played.watch().count("restart") == 9
+    assert played.play().count("restart") == 9
 
 
 def test_a_coordinator_that_never_completes_a_round_is_given_up(tmp_path):
     crash = ("failed", {"error": "TypeError: no such thing", "exit_code": 1, "final": False})
     played = Played(tmp_path / "run", [ROUND], [crash])
     with pytest.raises(FederationError, match=r"died 4 times.*TypeError: no such thing.*superlink.log"):
-        played.watch()
+        played.play()
     assert played.starts == 5  # the first one completed a round
 
 
 def test_what_the_coordinator_gives_up_itself_is_final(tmp_path):
     played = Played(tmp_path / "run", [("failed", {"error": "dan did not come", "exit_code": 6})])
     with pytest.raises(FederationError, match="dan did not come") as caught:
-        played.watch()
+        played.play()
     assert caught.value.exit_code == 6
     assert played.starts == 1
 
@@ -69,7 +72,7 @@ def test_a_superlink_that_dies_is_started_again(tmp_path):
     """Whatever its coordinator says of that."""
     lost = ("failed", {"error": "ConnectError", "exit_code": 1, "final": False})
     played = Played(tmp_path / "run", [ROUND, lost], [DONE], links=[1])
-    assert played.watch() == ["round", "restart", "done"]
+    assert played.play() == ["round", "restart", "done"]
     assert played.events[1][1]["what"] == "Flower's SuperLink"
 
 

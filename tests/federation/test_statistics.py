@@ -15,13 +15,13 @@ from dither.experiment.evaluation import PrivateScores
 from dither.experiment.private_schema import Wanted
 from dither.experiment.start import plan_project, start_project
 from dither.experiment.statistics import describe
-from dither.federation import keys, mailbox
+from dither.federation import keys, messages
 from dither.federation.agreement import PartyData
 from dither.federation.party import Party
 from dither.federation.server import Coordinator, load_evaluation_data
 from dither.federation.state import Journal
 from dither.federation.statistics import StatisticsTerms
-from dither.federation.surveys import PartyCounter, StatisticsCoordinator, write_statistics
+from dither.federation.surveys import StatisticsCoordinator, write_statistics
 from dither.spec import Spec
 from tests.experiment.test_private_schema import clinic
 from tests.federation.parties import FIRST, LocalTransport
@@ -41,7 +41,7 @@ ASKED = {
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(mailbox, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(messages, "_LOOK_SECONDS", 0.0)
 
 
 class Clinics:
@@ -89,7 +89,7 @@ class Clinics:
 
     def asking(self, budget=(4.0, 1e-5)):
         coordinator = self.coordinator()
-        coordinator.gather(coordinator.names, 3)
+        coordinator.gather(coordinator.parties, 3)
         return StatisticsCoordinator(coordinator, "statistics", budget)
 
     def simulated(self, budget=(4.0, 1e-5)):
@@ -112,7 +112,7 @@ QUESTIONS = [
 @pytest.mark.parametrize("mode", ["real", "off"])
 def test_sums_are_those_of_the_simulation(tmp_path, mode):
     clinics = Clinics(tmp_path, 200, **{"secagg.mode": mode})
-    asking, simulated = PartyCounter(clinics.asking()), clinics.simulated()
+    asking, simulated = clinics.asking(), clinics.simulated()
     for question in QUESTIONS:
         ours, std = asking.total(question)
         theirs, expected = simulated.total(question)
@@ -149,7 +149,7 @@ def test_a_party_answers_once_and_within_its_terms(tmp_path):
     # a folder that forgot what it answered gives no second answer with fresh noise
     (tmp_path / "keys" / "parties" / "ann" / "runs" / asking.agreement.run / "answers.json").unlink()
     with pytest.raises(FederationError, match="does not remember"):
-        clinics.node("ann")._counting(asking.agreement.run)
+        clinics.node("ann")._current(asking.agreement.run)
 
 
 def test_a_server_that_asks_more_than_was_agreed_is_refused(tmp_path):
@@ -185,6 +185,7 @@ def test_terms_from_strangers_are_checked(tmp_path):
         {"sizes": [50, 50]},
         {"run": "../.."},
         {"format": 2},
+        {"spec": {**good.spec.to_dict(), "method": "theirs.py"}},  # which nobody here approved
     ):
         with pytest.raises(Exception, match=r"agreement|epsilon"):
             StatisticsTerms.from_dict({**good.to_dict(), **change})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dither.secagg import messages, primitives, state
+from dither.secagg import messages, primitives
 from dither.secagg.client import NO_SHARE, ClientSession
 from dither.secagg.messages import Kind, pack
 from dither.secagg.roster import AnnouncedCohort, Rules
@@ -77,9 +77,7 @@ def announcement(server: ServerSession, ids, *, round_index=0, attempt=0, thresh
 
 def twin(session):
     """A second copy of a party: what a dishonest one can make of itself to answer two ways."""
-    if isinstance(session, ClientSession):
-        return state.load_client(state.save_client(session))
-    return state.load_server(state.save_server(session), session.signing.private)
+    return type(session).load(session.save(), session.signing.private)
 
 
 def without_share(answer: bytes, key: primitives.SigningKey, maker: int) -> bytes:
@@ -94,7 +92,7 @@ def without_share(answer: bytes, key: primitives.SigningKey, maker: int) -> byte
 def snapshot(session: ClientSession | ServerSession):
     """All that a refusal must leave as it was."""
     if isinstance(session, ClientSession):
-        return state.save_client(session)
+        return session.save()
     found = session._attempt
     inside = found and (
         found.total.tobytes(),
@@ -104,4 +102,4 @@ def snapshot(session: ClientSession | ServerSession):
         found.unsealing,
         found.over,
     )
-    return state.save_server(session), inside
+    return session.save(), inside

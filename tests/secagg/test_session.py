@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dither.errors import ProtocolAbort, SpecError
-from dither.secagg import state
 from dither.secagg.encoding import FixedPoint, decode, encode
 from dither.secagg.roster import Rules
 from dither.secagg.session import LOST, LocalFederation
@@ -161,7 +160,7 @@ def test_ids_may_be_numpys_and_rounds_are_not_negative():
     with pytest.raises(ProtocolAbort, match="round -1, attempt 0 is out of range"):
         federation.sum(-1, encodings)
     assert np.array_equal(federation.sum(0, encodings).total, plain_sum(encodings.values()))
-    state.save_server(federation.server)
+    federation.server.save()
 
 
 def test_too_few_neighbours_for_the_colluders_are_refused():

@@ -96,3 +96,18 @@ def test_what_is_refused():
             shamir.split(bytes(32), shares=5, threshold=wrong)
     with pytest.raises(ValueError, match="32 bytes, not 31"):
         shamir.split(bytes(31), shares=5, threshold=2)
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 31, 32, 300, 16_000, shamir.MOST_SHARES])
+def test_shares_are_values_of_the_polynomial(count):
+    """Limbs and their carries, with the largest coefficients and others, at the ends and in between."""
+    for coefficients in ([shamir.PRIME - 1] * 24, [shamir.PRIME - 1 - 7**n % shamir.PRIME for n in range(25)]):
+        values = shamir._evaluate(coefficients, count)
+        assert len(values) == count
+        for x in {1, 2, count // 2, count - 1, count} & set(range(1, count + 1)):
+            assert values[x - 1] == sum(c * x**power for power, c in enumerate(coefficients)) % shamir.PRIME
+
+
+def test_too_many_shares_are_refused():
+    with pytest.raises(ValueError, match="at most 32767 are possible"):
+        shamir.split(bytes(32), shares=shamir.MOST_SHARES + 1, threshold=2)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from dither.errors import DitherError, ProtocolAbort
-from dither.secagg import state
 from dither.secagg.client import ClientSession
 from dither.secagg.roster import Rules
+from dither.secagg.server import ServerSession
 from tests.secagg.support import announcement, enrolled, plain_sum, snapshot, strangers, twin, vectors
 
 IDS = (0, 1, 2, 3)
@@ -102,8 +102,8 @@ def without_checksum(data):
 def test_one_flipped_bit_of_a_state_is_noticed():
     server, clients = enrolled(IDS)
     for load, data in (
-        (state.load_client, state.save_client(clients[0])),
-        (partial(state.load_server, signing=server.signing.private), state.save_server(server)),
+        (ClientSession.load, clients[0].save()),
+        (partial(ServerSession.load, signing=server.signing.private), server.save()),
     ):
         for place in range(0, len(data), 37):
             damaged = bytearray(data)
@@ -115,15 +115,15 @@ def test_one_flipped_bit_of_a_state_is_noticed():
 def test_damaged_states_are_refused():
     server, clients = enrolled(IDS)
     clients[0].upload(server.announce(0, IDS, 5), vectors(IDS, server.rules)[0])
-    client, coordinator = state.save_client(clients[0]), state.save_server(server)
-    load_server = partial(state.load_server, signing=server.signing.private)
+    client, coordinator = clients[0].save(), server.save()
+    load_server = partial(ServerSession.load, signing=server.signing.private)
     with pytest.raises(ProtocolAbort, match="not the saved state of a client"):
-        state.load_client(coordinator)
+        ClientSession.load(coordinator)
     with pytest.raises(ProtocolAbort, match="not the saved state of a server"):
         load_server(client)
     with pytest.raises(ProtocolAbort, match="version 2"):
-        state.load_client(json.dumps({**without_checksum(client), "version": 2}).encode())
-    for load, data in ((state.load_client, client), (load_server, coordinator)):
+        ClientSession.load(json.dumps({**without_checksum(client), "version": 2}).encode())
+    for load, data in ((ClientSession.load, client), (load_server, coordinator)):
         for wrong in (b"", b"\xff\xfe", b"[]", b"7", data[:-2], data[: len(data) // 2]):
             with pytest.raises(ProtocolAbort):
                 load(wrong)
@@ -148,7 +148,7 @@ def test_the_same_keys_without_their_state_share_nothing_old():
         signing=old.signing.private, agreement=old.agreement.private,
     )  # fmt: skip
     assert fresh.hello() != old.hello()
-    with pytest.raises(ProtocolAbort, match="other keys for client 0"):
+    with pytest.raises(ProtocolAbort, match="keys for client 0 that are not its own"):
         fresh.confirm(roster)
 
 

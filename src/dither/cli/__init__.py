@@ -7,30 +7,13 @@ line says how to go on).
 
 from __future__ import annotations
 
-import sys
-from typing import Annotated
+from functools import partial
 
-import typer
+from dither.cli import common, datasets, federations, look, plans, privacy, runs
 
-from dither.cli import (
-    datasets,
-    doctor,
-    federations,
-    plans,
-    privacy,
-    reproductions,
-    runs,
-    starting,
-    sweeping,
-    webpage,
-)
-from dither.cli.common import OWN_PROCESS, Program, file_error, outlive_readers, print_error
-from dither.errors import DitherError
-from dither.types import __version__
-
-app = typer.Typer(
+app = common.Commands(
     name="dither",
-    cls=Program,
+    cls=common.Program,
     help="Differentially private federated learning that reports claimed, proven and attacked ε.",
     no_args_is_help=True,
     add_completion=True,
@@ -38,9 +21,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS = (
-    *(starting.start, runs.run, runs.presets, runs.keys, runs.evaluate, runs.predict, sweeping.sweep),
-    *(federations.serve, federations.join, plans.plan, reproductions.reproduce),
-    *(privacy.stats, privacy.check, privacy.statement, privacy.account, privacy.audit, webpage.web, doctor.doctor),
+    *(runs.start, runs.run, runs.presets, runs.keys, runs.evaluate, runs.predict, runs.sweep),
+    *(federations.serve, federations.join, plans.plan, look.reproduce),
+    *(privacy.stats, privacy.check, privacy.statement, privacy.account, privacy.audit, look.web, look.doctor),
 )
 GROUPS = {"federation": federations.app, "budget": privacy.budget, "data": datasets.app}
 # How `dither --help` groups them.
@@ -52,28 +35,10 @@ PANELS = {
 }
 _PANEL = {name: panel for panel, names in PANELS.items() for name in names}
 for _command in COMMANDS:
-    app.command(rich_help_panel=_PANEL.get(_command.__name__))(_command)
+    _kind = look.WebCommand if _command is look.web else common.Command
+    app.command(rich_help_panel=_PANEL.get(_command.__name__), cls=_kind)(_command)
 for _name, _group in GROUPS.items():
     app.add_typer(_group, name=_name, rich_help_panel=_PANEL.get(_name))
 
-
-def main() -> None:
-    """Entry point: errors raised on purpose, and those of files, become one line and an exit code."""
-    outlive_readers()
-    try:
-        app(prog_name="dither", obj=OWN_PROCESS)
-    except DitherError as error:
-        print_error(str(error))
-        sys.exit(error.exit_code)
-    except OSError as error:
-        print_error(file_error(error))
-        sys.exit(2)
-
-
-@app.callback(invoke_without_command=True)
-def _top(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-) -> None:
-    if version:
-        typer.echo(__version__)
-        raise typer.Exit
+app.callback(invoke_without_command=True)(common.top)
+main = partial(common.run_program, app)

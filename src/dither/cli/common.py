@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import signal
 import socket
@@ -16,49 +15,99 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, Self, TypeVar
 
 import click
 import typer
-from typer.core import TyperGroup
+from typer import Option
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from dither.errors import DitherError, ProcessError, SpecError
-from dither.experiment.plots import bytes_text
+from dither.types import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from dither.experiment.build import Experiment
-    from dither.experiment.report import LocalFigures, Report, RunTraffic
+    from dither.experiment.report import Report
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 # Options
 
 OWN_PROCESS = "own process"  # the context's object where a command has the process to itself
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only; the exit code tells the outcome.")]
 DataDir = Annotated[
-    Path | None,
-    typer.Option("--data-dir", help="Folder with local copies of the data sets (or set $DITHER_DATA)."),
+    Path | None, Option("--data-dir", help="Folder with local copies of the data sets (default: $DITHER_DATA).")
 ]
 LedgerFile = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--ledger", help="Ledger to charge (default: your user ledger for your own data, none for public sets)."
     ),
 ]
 NewLedger = Annotated[
     bool,
-    typer.Option(
-        "--new-ledger", help="Allow a second account for records that another ledger of yours already has."
-    ),
+    Option("--new-ledger", help="Allow a second account for records that another of your ledgers already has."),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--set", metavar="KEY=VALUE", help="Change a key of the spec, e.g. privacy.epsilon=1. May be repeated."
     ),
 ]
+Delta = Annotated[float, Option(help="δ of that ε.")]
+Task = Annotated[str, Option(help="classification, regression, or auto (from the label's values).")]
+Classes = Annotated[str, Option(help="Public classes of the label, separated by commas.")]
+Drop = Annotated[list[str] | None, Option(metavar="COLUMN", help="Leave this column out.")]
+Keep = Annotated[list[str] | None, Option(metavar="COLUMN", help="Keep this column, whatever it looks like.")]
+
+
+class Output(NamedTuple):
+    """How a command speaks: text, JSON (--json), or errors only (--quiet)."""
+
+    json: bool = False
+    quiet: bool = False
+
+    @property
+    def text(self) -> bool:
+        return not (self.json or self.quiet)
+
+
+def output() -> Output:
+    """What --json and --quiet of the command at hand ask for."""
+    context = click.get_current_context(silent=True)
+    return Output(**context.meta.get(_OUTPUT, {})) if context is not None else Output()
+
+
+_OUTPUT = "dither.output"
+
+
+class Command(TyperCommand):
+    """A command with --json and --quiet; `output` says what they ask for."""
+
+    quiet_help = "Print errors only; the exit code tells the outcome."
+
+    def __init__(self, name: str | None, *, params: list[click.Parameter] | None = None, **settings: Any) -> None:
+        def note(context: click.Context, option: click.Parameter, value: bool) -> None:
+            context.meta.setdefault(_OUTPUT, {})[option.name] = value
+
+        flags = {("--json",): "Print JSON instead of text.", ("--quiet", "-q"): self.quiet_help}
+        added = [
+            TyperOption(
+                param_decls=list(names), is_flag=True, default=False, help=text, expose_value=False, callback=note
+            )
+            for names, text in flags.items()
+        ]
+        super().__init__(name, params=[*(params or []), *added], **settings)
+
+
+class Commands(typer.Typer):
+    """A group whose commands all have --json and --quiet."""
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[F], F]:
+        decorator: Callable[[F], F] = super().command(name, **{"cls": Command, **settings})
+        return decorator
 
 
 def presets(incomplete: str) -> list[str]:
@@ -69,13 +118,23 @@ def presets(incomplete: str) -> list[str]:
     return sorted(n.removesuffix(".toml") for n in names if n.endswith(".toml") and n.startswith(incomplete))
 
 
-def spec_from(
-    what: str | dict[str, list[str]] | None, resume: Path | None, settings: list[str] | None, seed: int | None
-) -> Any:
+def values_of(settings: list[str] | None) -> dict[str, Any]:
+    """The values that --set gives, by key."""
+    from dither.spec import parse_setting
+
+    return dict(parse_setting(each) for each in settings or [])
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """Names separated by commas."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def spec_from(what: str, settings: list[str] | None) -> Any:
     """The spec that a command names; for your own records without a method, what Dither chooses."""
-    spec = source_from(what, resume, settings, seed)
+    spec = source_from(what, None, settings, None)
     if isinstance(spec, dict):
-        from dither.experiment.defaults import choose
+        from dither.experiment.build import choose
 
         return choose(spec).spec
     return spec
@@ -86,12 +145,10 @@ def source_from(
 ) -> Any:
     """A spec, or the values that are given where Dither chooses the others."""
     from dither.experiment.folder import RunFolder
-    from dither.spec import Spec, parse_setting
+    from dither.spec import Spec
 
     continued = resume is not None and what is None
-    values = dict(parse_setting(each) for each in settings or [])
-    if seed is not None:
-        values["seed"] = seed
+    values = values_of(settings) | ({} if seed is None else {"seed": seed})
     given = None if continued else Spec.given(what or "adult")
     if given is not None and (given := {**given, **values}).get("data.path") and "method" not in given:
         Spec.from_any({"num_clients": 0, "cohort_size": 1, **given})  # refuses mistakes before JAX is imported
@@ -111,7 +168,7 @@ def refuse_input(out: Path, *inputs: Path) -> None:
 # Printing
 
 
-class _Live:
+class Live:
     """A bar on a terminal that stops on the way out."""
 
     _bar: Any = None
@@ -135,7 +192,7 @@ class _Live:
         self._bar = Progress(*texts, *times, console=console)
 
 
-class RunProgress(_Live):
+class RunProgress(Live):
     """A live bar on a terminal, a line now and then elsewhere, nothing when silent."""
 
     folder: Path | None = None
@@ -174,58 +231,33 @@ class RunProgress(_Live):
 
     def _account(self, row: dict[str, Any]) -> None:
         """Bring the proven ε so far up to date, as long as that takes little of the run."""
-        from time import perf_counter
-
         from dither.experiment.folder import RunFolder
 
         if self._accounting > 0.03 * (row["seconds"] + 3) and row["round"] < self._total:
             return
-        began = perf_counter()
+        began = time.perf_counter()
         begun = RunFolder(self.folder).begun() if self.folder else []
         value = self._task_at_hand.proven_epsilon(row["round"], begun)
-        self._accounting += perf_counter() - began
+        self._accounting += time.perf_counter() - began
         kind = "assumed" if self._task_at_hand.plan.assumed else "proven"
         self._epsilon = f"{kind} ε {epsilon_text(value)} by round {row['round']}"
 
 
-def print_report(report: Report) -> None:
-    """The outcome of a run."""
+def print_lines(title: str, lines: Sequence[tuple[str, str]]) -> None:
+    """Pairs of (what, value), as a table without a head."""
     from rich.table import Table
 
-    from dither.experiment.report import other_notes, sampler_text, uncovered
-
-    table = Table(show_header=False, title=escape(report.title()), title_justify="left")
+    table = Table(show_header=False, title=escape(title), title_justify="left")
     table.add_column(style="bold")
     table.add_column()
-    lines = report.main_lines()
-    if report.streamed is not None:
-        read = report.streamed
-        lines.append(
-            (
-                "records",
-                f"streamed from the disk: {read.blocks} blocks of up to {read.block_records:,}, "
-                f"{read.seconds_waiting:.1f} s of waiting",
-            )
-        )
-    if report.traffic is not None:
-        lines.append(("a client sends", traffic_text(report.traffic)))
-    lines += [("noise", text) for text in sampler_text(report.epsilon.main)]
-    lines += [("not covered", text) for text in uncovered(report.epsilon.main)]
-    score_without = report.test_accuracy_without_noise if report.classes else report.test_r2_without_noise
-    if score_without is not None:
-        without = f"test {'accuracy' if report.classes else 'R²'} {score_without:.4f}"
-        lines.append(("without noise", f"{without} (not private: the same run with its noise left out)"))
-    lines += [("note", note) for note in other_notes(report)]
-    if (report.folder / "plot.png").is_file():
-        lines.append(("plot", str(report.folder / "plot.png")))
-    lines.append(("run folder", str(report.folder)))
-    local = report.local
-    if exact := local_text(local):
-        lines.append((LOCAL, f"{exact}; more in {report.folder / 'local'}"))
-    lines += [(f"warning, {LOCAL}", each.text) for each in local.advice]
     for what, text in lines:
         table.add_row(what, escape(text))
     terminal().print(table)
+
+
+def print_report(report: Report) -> None:
+    """The outcome of a run."""
+    print_lines(report.title(), report.lines())
 
 
 LOCAL = "local, not private"
@@ -240,34 +272,6 @@ def scores_text(row: dict[str, Any]) -> str:
     return f"training loss {row['local']['train_loss']:.4f} ({LOCAL})"
 
 
-def local_text(local: LocalFigures) -> str:
-    """What stays in local/, in one line."""
-    parts = [] if local.train_loss is None else [f"training loss {local.train_loss:.4f}"]
-    if local.clamped:
-        parts.append(f"{local.clamped} coordinates clamped: raise secagg.bound or lower client_lr")
-    return "; ".join(parts)
-
-
-SUMMED = {
-    "off": "the server sees every upload",
-    "ideal": "summed as secure aggregation would (secagg.mode = ideal)",
-    "real": "under secure aggregation",
-}
-
-
-def traffic_text(traffic: RunTraffic) -> str:
-    """One line on what a round sends."""
-    parts = [
-        f"{bytes_text(traffic.upload_bytes)} a round and gets {bytes_text(traffic.download_bytes)}",
-        SUMMED[traffic.aggregation],
-    ]
-    if traffic.mask_seconds is not None:
-        parts.append(f"masks {1000 * traffic.mask_seconds:.3g} ms a client")
-    if traffic.lost:
-        parts.append(f"{traffic.lost} uploads lost")
-    return "; ".join(parts)
-
-
 def print_event(event: str, **facts: Any) -> None:
     """A line of JSON: what commands that go on for long print with --json, one a happening."""
     from dither.experiment.folder import to_json
@@ -275,17 +279,18 @@ def print_event(event: str, **facts: Any) -> None:
     typer.echo(to_json({"event": event, **facts}))
 
 
-def print_table(
-    rows: list[dict[str, Any]],
-    *,
-    as_json: bool = False,
-    quiet: bool = False,
-    title: str = "",
-    footer: str = "",
-) -> None:
-    if as_json:
-        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
-    if as_json or quiet:
+def emit(value: Any) -> bool:
+    """Print a value as JSON if --json asks for it. True: the command should print text instead."""
+    if output().json:
+        from dither.experiment.folder import to_json
+
+        typer.echo(to_json(value, indent=2))
+    return output().text
+
+
+def print_table(rows: list[dict[str, Any]], *, title: str = "", footer: str = "") -> None:
+    """Rows as a table, or as JSON."""
+    if not emit(rows):
         return
     from rich.table import Table
 
@@ -308,6 +313,14 @@ def short(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
+def counts_guarantee(epsilon: float, delta: float) -> str:
+    """What covers private counts."""
+    return (
+        f"proven ε = {epsilon:g}, δ = {delta:g}, zero-out, against a server that sees every institution's counts; "
+        "95% intervals include the noise"
+    )
+
+
 def epsilon_text(value: Any) -> str:
     return "∞" if value in (float("inf"), "inf") else f"{float(value):.3g}"
 
@@ -317,8 +330,6 @@ _PIPED = 120  # columns of what no terminal shows: rich would take 80 and break 
 
 def terminal() -> Console:
     """Where results go: as wide as the terminal; in a pipe $COLUMNS wide, or wide enough for most tables."""
-    import os
-
     from rich.console import Console
 
     console = Console()
@@ -333,10 +344,15 @@ def error_terminal() -> Console:
     return Console(stderr=True)
 
 
+def say(text: str, label: str = "", style: str = "dim") -> None:
+    """A line on standard error; a label in a style may come first, otherwise the whole line has it."""
+    line = f"[{style}]{label}[/] {escape(text)}" if label else f"[{style}]{escape(text)}[/]"
+    error_terminal().print(line, soft_wrap=True, highlight=False)
+
+
 def print_error(text: str) -> None:
     """An error as one line."""
-    line = " ".join(text.split())
-    error_terminal().print(f"[bold red]error:[/] {escape(line)}", soft_wrap=True, highlight=False)
+    say(" ".join(text.split()), "error:", "bold red")
 
 
 def file_error(error: OSError) -> str:
@@ -346,7 +362,7 @@ def file_error(error: OSError) -> str:
 
 
 class _PatientFile(io.FileIO):
-    """Standard output whose reader may leave: what is written afterwards goes nowhere, and the command goes on."""
+    """Standard output that survives its reader: later output is dropped, and the command continues."""
 
     def write(self, data: Any) -> int:
         try:
@@ -377,7 +393,7 @@ def escape(text: str) -> str:
 # Progress of many runs
 
 
-class Bar(_Live):
+class Bar(Live):
     """The progress of sweep, plan and reproduce. Work finished before the first update says nothing about today's
     speed, so the bar starts after it."""
 
@@ -437,6 +453,26 @@ class Program(TyperGroup):
             return super().invoke(ctx)
 
 
+def run_program(app: typer.Typer) -> None:
+    """Run the command line: a `DitherError` or a file error becomes one line and an exit code."""
+    outlive_readers()
+    try:
+        app(prog_name="dither", obj=OWN_PROCESS)
+    except DitherError as error:
+        print_error(str(error))
+        sys.exit(error.exit_code)
+    except OSError as error:
+        print_error(file_error(error))
+        sys.exit(2)
+
+
+def top(version: Annotated[bool, Option("--version", help="Print the version and exit.")] = False) -> None:
+    """The options of `dither` itself."""
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
 def _usage(error: click.ClickException) -> str:
     """What is wrong with a command line, and where to look."""
     context = error.ctx if isinstance(error, click.UsageError) else None
@@ -466,13 +502,13 @@ def on_interrupt(advice: str | Callable[[], str]) -> Iterator[None]:
 
 def stop(advice: str) -> NoReturn:
     """One line and the exit code of an interruption."""
-    error_terminal().print(f"interrupted; {escape(advice)}", soft_wrap=True, highlight=False)
+    say(f"interrupted; {advice}", style="default")
     sys.exit(INTERRUPTED)
 
 
 # Several processes
 
-_process_option = partial(typer.Option, rich_help_panel="Several processes (docs/performance.md)")
+_process_option = partial(Option, rich_help_panel="Several processes (docs/performance.md)")
 Processes = Annotated[
     int | None,
     _process_option(
@@ -483,8 +519,7 @@ Processes = Annotated[
 Process = Annotated[
     int | None,
     _process_option(
-        envvar="DITHER_PROCESS",
-        help="The number of this process, from 0. Process 0 writes and prints.",
+        envvar="DITHER_PROCESS", help="The number of this process, from 0. Process 0 writes and prints."
     ),
 ]
 Coordinator = Annotated[
@@ -501,38 +536,35 @@ _CHILD_SECONDS = 5.0  # for another process to exit after this one is done
 
 @contextmanager
 def several(
-    processes: int | None,
-    process: int | None,
-    coordinator: str | None,
-    *,
-    silent: bool,
-    advice: Callable[[], str] = lambda: "",
+    processes: int | None, process: int | None, coordinator: str | None, *, advice: Callable[[], str] = lambda: ""
 ) -> Iterator[None]:
-    """Connect to the other processes, if there are any; start them where nobody else does. `advice` says how to
-    continue after one of them was lost."""
+    """Connect to the other processes, if there are any, and start them unless they are started elsewhere. `advice`
+    says how to continue after one of them was lost."""
     count = _count(processes, process, coordinator)
     if count == 1:
         yield
         return
-    number = process or 0
+    number, silent = process or 0, output().quiet
     children: list[subprocess.Popen[bytes]] = []
     try:
         if coordinator is None:
             coordinator = f"127.0.0.1:{_free_port()}"
             _start_others(children, count, coordinator)
         elif number == 0 and not silent:
-            _say(f"waiting for {count - 1} more at {coordinator}")
+            say(f"waiting for {count - 1} more at {coordinator}")
         _connect(coordinator, count, number, lambda: _check(children))
         if number and not silent:
-            _say(f"process {number} of {count} computes for process 0 at {coordinator}")
+            say(f"process {number} of {count} computes for process 0 at {coordinator}")
         yield
     except BaseException as error:
         _leave(error, advice, children)
         if number and isinstance(error, ProcessError) and error.exit_code == INTERRUPTED:
-            _say(str(error))  # an interruption is no error
+            say(str(error))  # an interruption is no error
             sys.exit(INTERRUPTED)
         raise
-    _disconnect()
+    from dither.simulation import distributed
+
+    distributed.disconnect()
     _end(children)
 
 
@@ -573,18 +605,15 @@ def _start_others(children: list[subprocess.Popen[bytes]], count: int, coordinat
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
     parts = [cores[number::count] or cores for number in range(count)]
     for number in range(1, count):
-        _move_to(parts[number])  # what is started here stays there
+        if cores:
+            os.sched_setaffinity(0, parts[number])  # what is started here stays there
         environment = {**os.environ, "DITHER_PROCESS": str(number)}
         command = [sys.executable, "-m", "dither", *sys.argv[1:]]
         children.append(
             subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         )
-    _move_to(parts[0])
-
-
-def _move_to(cores: Sequence[int]) -> None:
     if cores:
-        os.sched_setaffinity(0, cores)
+        os.sched_setaffinity(0, parts[0])
 
 
 def _free_port() -> int:
@@ -597,12 +626,6 @@ def _check(children: list[subprocess.Popen[bytes]]) -> None:
     for number, child in enumerate(children, 1):
         if child.poll() is not None:
             raise ProcessError(f"process {number} ended with exit code {child.returncode} before it came")
-
-
-def _disconnect() -> None:
-    from dither.simulation import distributed
-
-    distributed.disconnect()
 
 
 def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -618,11 +641,11 @@ def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
 
 def _leave(error: BaseException, advice: Callable[[], str], children: Sequence[subprocess.Popen[bytes]]) -> None:
     """Disconnect after an error. Where the others are lost, an ordinary exit would wait for them: exit at once,
-    with the message of `cli.main`."""
+    with the message of `run_program`."""
     from dither.simulation import distributed
 
     if not distributed.lost():
-        _disconnect()
+        distributed.disconnect()
         _end(children)
         return
     code = 1
@@ -636,13 +659,9 @@ def _leave(error: BaseException, advice: Callable[[], str], children: Sequence[s
     else:
         sys.excepthook(type(error), error, error.__traceback__)
     if advice():
-        _say(advice())
+        say(advice())
     sys.stdout.flush()
     sys.stderr.flush()
     for child in children:
         child.kill()
     os._exit(code)
-
-
-def _say(text: str) -> None:
-    error_terminal().print(escape(text), soft_wrap=True, highlight=False)

@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
-from dither.cli.common import (
-    LOCAL,
-    DataDir,
-    Json,
-    LedgerFile,
-    NewLedger,
-    Quiet,
-    error_terminal,
-    on_interrupt,
-    print_table,
-    refuse_input,
-    short,
-)
+from dither.cli import common
 from dither.errors import SpecError
 
 if TYPE_CHECKING:
     from dither.data import Draft, Schema
 
-app = typer.Typer(
+app = common.Commands(
     help="List, download and describe data sets; draft a schema for your own table.", no_args_is_help=True
 )
 
 
 @app.command("list")
-def data_list(as_json: Json = False, quiet: Quiet = False) -> None:
+def data_list() -> None:
     """List the data sets that can be used by name."""
     from dither import data
 
@@ -45,33 +33,20 @@ def data_list(as_json: Json = False, quiet: Quiet = False) -> None:
         }
         for entry in data.entries().values()
     ]
-    print_table(
-        rows,
-        as_json=as_json,
-        quiet=quiet,
-        title="Data sets",
-        footer="your own: dither run ... --set data.path=FILE --set data.label=COLUMN",
-    )
+    footer = "your own: dither run ... --set data.path=FILE --set data.label=COLUMN"
+    common.print_table(rows, title="Data sets", footer=footer)
 
 
 @app.command("get")
 def data_get(
-    name: Annotated[str, typer.Argument(help="A data set of `dither data list`.")],
-    data_dir: DataDir = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    name: Annotated[str, Argument(help="A data set of `dither data list`.")], data_dir: common.DataDir = None
 ) -> None:
     """Download a data set, verify it, and keep it in the cache."""
     from dither import data
 
-    def say(line: str) -> None:
-        error_terminal().print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
-
-    with on_interrupt("complete files are kept; run the same command to continue"):
-        files = data.get(name, data_dir=data_dir, progress=None if as_json or quiet else say)
-    if as_json:
-        typer.echo(json.dumps({"name": name, "files": [str(path) for path in files]}))
-    if as_json or quiet:
+    with common.on_interrupt("complete files are kept; run the same command to continue"):
+        files = data.get(name, data_dir=data_dir, progress=None if not common.output().text else common.say)
+    if not common.emit({"name": name, "files": [str(path) for path in files]}):
         return
     for path in files:
         typer.echo(str(path))
@@ -82,23 +57,19 @@ def data_get(
 # reason: one parameter an option, as Typer has it
 @app.command("describe")
 def data_describe(
-    name: Annotated[str, typer.Argument(help="A data set's name, your own file, or a folder of files.")],
-    label: Annotated[str, typer.Option(help="Label column of your own file.")] = "",
-    schema: Annotated[str, typer.Option(help="schema.toml of your own file.")] = "",
-    partition: Annotated[
-        str, typer.Option(help="iid, one-class, similarity, dirichlet, column or files.")
-    ] = "iid",
-    num_clients: Annotated[int, typer.Option("--clients", help="How many clients.")] = 10,
-    similarity: Annotated[float, typer.Option(help="Percent of i.i.d. records (partition=similarity).")] = 0.0,
-    alpha: Annotated[float, typer.Option(help="Concentration (partition=dirichlet).")] = 0.5,
-    column: Annotated[str, typer.Option(help="Column that names the client (partition=column).")] = "",
-    seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
+    name: Annotated[str, Argument(help="A data set's name, your own file, or a folder of files.")],
+    label: Annotated[str, Option(help="Label column of your own file.")] = "",
+    schema: Annotated[str, Option(help="schema.toml of your own file.")] = "",
+    partition: Annotated[str, Option(help="iid, one-class, similarity, dirichlet, column or files.")] = "iid",
+    num_clients: Annotated[int, Option("--clients", help="Number of clients.")] = 10,
+    similarity: Annotated[float, Option(help="Percent of i.i.d. records (partition=similarity).")] = 0.0,
+    alpha: Annotated[float, Option(help="Concentration (partition=dirichlet).")] = 0.5,
+    column: Annotated[str, Option(help="Column that names the client (partition=column).")] = "",
+    seed: Annotated[int, Option(help="Seed of the partition.")] = 0,
     picture: Annotated[
-        Path | None, typer.Option(help="Where to save the picture (default: NAME-PARTITION.png).")
+        Path | None, Option(help="Where to save the picture (default: NAME-PARTITION.png).")
     ] = None,
-    data_dir: DataDir = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    data_dir: common.DataDir = None,
 ) -> None:
     """Describe a data set and how it would be split among clients, as a table and a picture."""
     from dither import data
@@ -109,7 +80,7 @@ def data_describe(
     if files and partition == "iid":
         partition = "files"
     path = picture or Path(f"{Path(name).stem}-{partition}.png")
-    refuse_input(path, Path(name), *files)
+    common.refuse_input(path, Path(name), *files)
     dataset = data.load(
         "" if own else name,
         path=name if own else "",
@@ -130,19 +101,17 @@ def data_describe(
     facts = data.describe(dataset)
     data.draw_partition(dataset, federation, path)
     table = data.partition_table(dataset, federation)
-    if as_json:
-        rows = [{"client": row.client, "records": row.records, "classes": row.counts} for row in table]
-        from dither.experiment.folder import to_json
-
-        local = {"local": True} if own else {}
-        typer.echo(to_json({**facts, "clients": rows, "picture": str(path), **local}, indent=2))
-    if as_json or quiet:
+    rows = [{"client": row.client, "records": row.records, "classes": row.counts} for row in table]
+    local = {"local": True} if own else {}
+    if not common.emit({**facts, "clients": rows, "picture": str(path), **local}):
         return
     hidden = ("name", "notes", "covered")
     known = {key.replace("_", " "): value for key, value in facts.items() if key not in hidden and value}
-    print_table([{"": key, "value": short(value)} for key, value in known.items()], title=dataset.name)
+    common.print_table(
+        [{"": key, "value": common.short(value)} for key, value in known.items()], title=dataset.name
+    )
     shown = table[:20]
-    print_table(
+    common.print_table(
         [{"client": row.client, "records": row.records, "classes": row.mix} for row in shown],
         title=f"{partition} over {len(table)} clients",
     )
@@ -152,7 +121,9 @@ def data_describe(
         typer.echo(f"note: {note}")
     typer.echo(f"picture: {path}")
     if own:
-        typer.echo(f"{LOCAL}: exact counts of {Path(name).name}, here and in the picture, which no ε covers")
+        typer.echo(
+            f"{common.LOCAL}: exact counts of {Path(name).name}, here and in the picture, which no ε covers"
+        )
 
 
 # reason: one parameter an option, as Typer has it
@@ -160,32 +131,26 @@ def data_describe(
 def data_schema(
     tables: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="TABLES...", help="A table (CSV, Parquet), several, or a folder or 'pattern' of such files."
         ),
     ],
-    label: Annotated[str, typer.Option(help="Label column.")],
-    out: Annotated[Path, typer.Option(help="Schema to write.")] = Path("schema.toml"),
-    task: Annotated[
-        str, typer.Option(help="classification, regression, or auto: by the label's values.")
-    ] = "auto",
-    drop: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Leave this column out.")] = None,
-    keep: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN", help="Keep this column, whatever it looks like.")
-    ] = None,
+    label: Annotated[str, Option(help="Label column.")],
+    out: Annotated[Path, Option(help="Schema to write.")] = Path("schema.toml"),
+    task: common.Task = "auto",
+    drop: common.Drop = None,
+    keep: common.Keep = None,
     public: Annotated[
-        bool, typer.Option("--public", help="The records are public, and so is what is read from them.")
+        bool, Option("--public", help="Declare the records public, and everything read from them.")
     ] = False,
     private: Annotated[
-        bool, typer.Option("--private", help="Estimate it with noise, at --epsilon: only the header is public.")
+        bool, Option("--private", help="Estimate the schema privately with --epsilon; only the header is public.")
     ] = False,
-    epsilon: Annotated[float | None, typer.Option(help="ε of a private schema.")] = None,
-    delta: Annotated[float, typer.Option(help="δ of that ε.")] = 1e-5,
-    classes: Annotated[str, typer.Option(help="Public classes of the label, with commas between.")] = "",
-    ledger: LedgerFile = None,
-    new_ledger: NewLedger = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    epsilon: Annotated[float | None, Option(help="ε of a private schema.")] = None,
+    delta: common.Delta = 1e-5,
+    classes: common.Classes = "",
+    ledger: common.LedgerFile = None,
+    new_ledger: common.NewLedger = False,
 ) -> None:
     """Write a schema for your own tables: a draft that is read from the records until you confirm it, or, with
     --private, one that an ε covers."""
@@ -200,26 +165,23 @@ def data_schema(
         raise SpecError("--private needs --epsilon, which is for private schemas alone; --public excludes both")
     path = tables if len(tables) > 1 else tables[0]
     if private and epsilon is not None:
-        names = tuple(name.strip() for name in classes.split(",") if name.strip())
-        wanted = Wanted(label, task, names, drop or (), keep or ())
+        wanted = Wanted(label, task, common.names_in(classes), drop or (), keep or ())
         files = data.table_files(path) or [Path(tables[0])]
         drafted = private_schema(files, wanted, epsilon=epsilon, delta=delta, ledger=ledger, new_ledger=new_ledger)
     else:
         drafted = data.draft(path, label, drop=drop or (), keep=keep or (), task=task)
     schema = drafted.schema.as_public() if public else drafted.schema
     schema.save(out, comments=drafted.lines(counts=False))
-    if as_json:
-        facts = {
-            "file": str(out),
-            "columns": len(schema.columns),
-            "label": label,
-            "task": "classification" if schema.label.bounds is None else "regression",
-            "read_from_data": list(schema.read_from_data),
-            "left_out": drafted.excluded,
-            **({} if schema.privacy is None else {"privacy": schema.privacy._asdict()}),
-        }
-        typer.echo(json.dumps(facts, ensure_ascii=False))
-    elif not quiet:
+    facts = {
+        "file": str(out),
+        "columns": len(schema.columns),
+        "label": label,
+        "task": "classification" if schema.label.bounds is None else "regression",
+        "read_from_data": schema.read_from_data,
+        "left_out": drafted.excluded,
+        **({} if schema.privacy is None else {"privacy": schema.privacy._asdict()}),
+    }
+    if common.emit(facts):
         print_draft(drafted, schema, out, asked=task != "auto")
 
 

@@ -6,105 +6,80 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from dither.cli.common import (
-    DataDir,
-    Json,
-    LedgerFile,
-    NewLedger,
-    Quiet,
-    Settings,
-    epsilon_text,
-    escape,
-    on_interrupt,
-    print_event,
-    print_table,
-    terminal,
-)
+from dither.cli import common
 from dither.errors import ConfigError, FederationError
 
 if TYPE_CHECKING:
     from dither.experiment.report import Report
 
-app = typer.Typer(
+app = common.Commands(
     help="A real federation: keys, certificates, and whether a party can take part.", no_args_is_help=True
 )
 ServerFolder = Annotated[
-    Path,
-    typer.Option("--federation", metavar="DIR", help="The server's folder from `dither federation init`."),
+    Path, Option("--federation", metavar="DIR", help="The server's folder from `dither federation init`.")
 ]
-Hosts = Annotated[
-    list[str] | None, typer.Option("--host", help="Name or address under which parties reach the server.")
-]
+MadeFolder = Annotated[Path, Argument(metavar="DIR", help="The folder created by `init`, with its ca.")]
+Hosts = Annotated[list[str] | None, Option("--host", help="Name or address under which parties reach the server.")]
 Transport = Annotated[
-    str, typer.Option(help="What carries messages: flower, or nvflare (NVIDIA FLARE, for many parties).")
+    str, Option(help="Transport of the messages: flower, or nvflare (NVIDIA FLARE, for many parties).")
 ]
-Days = Annotated[int, typer.Option(help="Days until the server's certificate expires.")]
+Days = Annotated[int, Option(help="Days until the server's certificate expires.")]
 PartyFolder = Annotated[
-    Path,
-    typer.Option("--federation", metavar="DIR", help="Your party's folder from `dither federation init`."),
+    Path, Option("--federation", metavar="DIR", help="Your party's folder from `dither federation init`.")
 ]
 
 
 # reason: one parameter an option, as Typer has it
 def serve(
-    what: Annotated[str, typer.Argument(metavar="PRESET | SPEC.toml", help="What to train.")],
+    what: Annotated[str, Argument(metavar="PRESET | SPEC.toml", help="What to train.")],
     federation: ServerFolder,
-    address: Annotated[str, typer.Option(help="Where to listen: HOST:PORT.")] = "127.0.0.1:9440",
-    out: Annotated[
-        Path | None, typer.Option(help="Run folder; one that a server left behind is continued.")
-    ] = None,
-    settings: Settings = None,
+    address: Annotated[str, Option(help="Where to listen: HOST:PORT.")] = "127.0.0.1:9440",
+    out: Annotated[Path | None, Option(help="Run folder; an unfinished one is continued.")] = None,
+    settings: common.Settings = None,
     min_clients: Annotated[
-        int | None, typer.Option(help="Smallest number of answers for a round (federation.min_clients).")
+        int | None, Option(help="Smallest number of answers for a round (federation.min_clients).")
     ] = None,
     without: Annotated[
-        list[str] | None, typer.Option("--without", metavar="PARTY", help="Leave a party out of this run.")
+        list[str] | None, Option("--without", metavar="PARTY", help="Leave a party out of this run.")
     ] = None,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for the parties to connect and agree.")] = 3600.0,
-    health: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Answer GET /health there, in plain HTTP.")
-    ] = "",
-    data_dir: DataDir = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    wait: Annotated[float, Option(help="Seconds to wait for the parties to connect and agree.")] = 3600.0,
+    health: Annotated[str, Option(metavar="HOST:PORT", help="Answer GET /health there, in plain HTTP.")] = "",
+    data_dir: common.DataDir = None,
 ) -> None:
-    """Run a federation: wait for the parties, make an agreement, train, and leave a run folder."""
-    from dither.spec import Spec, parse_setting
+    """Run a federation: wait for the parties, agree, train, and write a run folder."""
+    from dither.spec import Spec
 
     host, port = _address(address)
-    spec = Spec.from_any(what).with_values(dict(parse_setting(each) for each in settings or []))
-    if min_clients is not None:
-        spec = spec.with_values({"federation.min_clients": min_clients})
-    folder = out or _default_out(spec)
+    rule = {} if min_clients is None else {"federation.min_clients": min_clients}
+    spec = Spec.from_any(what).with_values(common.values_of(settings) | rule)
+    folder = out or Path("runs") / f"federation-{Path(spec.method).stem}-{datetime.now():%Y%m%d-%H%M%S}"
     from dither.federation import serving
 
     _term_as_interrupt()
-    view = _Silent() if quiet else _Events() if as_json else _ServerView()
-    try:
-        with (
-            on_interrupt(f"go on with the same command and --out {shlex.quote(str(folder))}"),
-            _health_endpoint(health, folder),
-        ):
-            report = serving.serve(
-                spec, keys_folder=federation, run_folder=folder, host=host, port=port,
-                without=tuple(without or ()), wait_seconds=wait, data_dir=data_dir, on_event=view,
-            )  # fmt: skip
-    finally:
-        view.close()
-    if as_json:
-        print_event("done", folder=str(folder), **report.to_dict())
-    elif not quiet:
+    with (
+        common.on_interrupt(f"go on with the same command and --out {shlex.quote(str(folder))}"),
+        _health_endpoint(health, folder),
+        _ServerView() as view,
+    ):
+        report = serving.serve(
+            spec, keys_folder=federation, run_folder=folder, host=host, port=port,
+            without=tuple(without or ()), wait_seconds=wait, data_dir=data_dir, on_event=view,
+        )  # fmt: skip
+    if common.output().json:
+        common.print_event("done", folder=str(folder), **report.to_dict())
+    elif common.output().text:
         _print_outcome(report, folder)
 
 
 def _health_endpoint(address: str, folder: Path) -> Any:
-    from contextlib import nullcontext
-
     if not address:
         return nullcontext()
     from dither.federation.health import Endpoint
@@ -114,96 +89,93 @@ def _health_endpoint(address: str, folder: Path) -> Any:
 
 # reason: one parameter an option, as Typer has it
 def join(
-    data: Annotated[Path, typer.Option("--data", help="Your records: .csv, .parquet or .npz. They stay here.")],
+    data: Annotated[Path, Option("--data", help="Your records: .csv, .parquet or .npz. They stay here.")],
     federation: PartyFolder,
-    server: Annotated[str, typer.Option(help="Where the server is: HOST:PORT.")] = "127.0.0.1:9440",
-    label: Annotated[
-        str, typer.Option(help="Label column (default: the one the federation's schema names).")
-    ] = "",
-    ledger: LedgerFile = None,
-    new_ledger: NewLedger = False,
+    server: Annotated[str, Option(help="Where the server is: HOST:PORT.")] = "127.0.0.1:9440",
+    label: Annotated[str, Option(help="Label column (default: the one the federation's schema names).")] = "",
+    ledger: common.LedgerFile = None,
+    new_ledger: common.NewLedger = False,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Approve the first agreement that is offered, without asking.")
+        bool, Option("--yes", help="Approve the first agreement that is offered, without asking.")
     ] = False,
     approve: Annotated[
-        str, typer.Option(metavar="DIGEST", help="Approve the agreement with this digest, without asking.")
+        str, Option(metavar="DIGEST", help="Approve the agreement with this digest, without asking.")
     ] = "",
     method: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE.py", help="A method's file that the agreement may name. Read it first."),
+        Option(metavar="FILE.py", help="File of a method that the agreement may name. Read it first."),
     ] = None,
     model: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE.py", help="A model's file that the agreement may name. Read it first."),
+        Option(metavar="FILE.py", help="File of a model that the agreement may name. Read it first."),
     ] = None,
     epsilon: Annotated[
         float | None,
-        typer.Option(help="The most ε that a run may cost a record here; a run that would cost more is refused."),
+        Option(help="Largest ε that a run may cost a record here; more is refused."),
     ] = None,
-    delta: Annotated[float, typer.Option(help="The largest δ at which --epsilon counts.")] = 1e-5,
-    test: Annotated[bool, typer.Option("--test", help="Accept noise from a public seed: no protection.")] = False,
-    patience: Annotated[float, typer.Option(help="Seconds to keep trying without a connection.")] = 3600.0,
-    idle: Annotated[float, typer.Option(help="Seconds to wait for a request from the server.")] = 86400.0,
+    delta: Annotated[float, Option(help="The largest δ at which --epsilon counts.")] = 1e-5,
+    test: Annotated[bool, Option("--test", help="Accept noise from a public seed: no protection.")] = False,
+    patience: Annotated[float, Option(help="Seconds to keep trying without a connection.")] = 3600.0,
+    idle: Annotated[float, Option(help="Seconds to wait for a request from the server.")] = 86400.0,
     behind_supernode: Annotated[
-        bool, typer.Option("--behind-supernode", help="Serve a Flower SuperNode on this machine.")
+        bool, Option("--behind-supernode", help="Serve a Flower SuperNode on this machine.")
     ] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Take part in a federation with your own records, until the run is over."""
     from dither.experiment.report import ADVERSARIES
-    from dither.federation import joining
-    from dither.federation.agreement import approved_digest, describe
+    from dither.federation import joining, keys
+    from dither.federation.agreement import approved_digest
     from dither.federation.party import Target
 
     _term_as_interrupt()
+    asked = common.output()
 
     def ask(agreement: Any, experiment: Any) -> str:
-        name, purpose = agreed_name(federation), getattr(agreement, "purpose", "")
-        rows = agreement.describe(name) if purpose else describe(agreement, experiment, name)
-        if as_json:
-            print_event("terms", digest=agreement.digest, terms=dict(rows))
-        elif not quiet:
+        rows = agreement.describe(keys.party_name(federation), experiment)
+        if asked.json:
+            common.print_event("terms", digest=agreement.digest, terms=dict(rows))
+        elif asked.text:
             table = [{"what": what, "agreement": value} for what, value in rows]
-            print_table(table, title="What you are asked to agree to")
-        before = approved_digest(federation, purpose)
-        return _approval(agreement.digest, before, yes=yes, named=approve, silent=as_json or quiet)
+            common.print_table(table, title="What you are asked to agree to")
+        before = approved_digest(federation, agreement.purpose)
+        return _approval(agreement.digest, before, yes=yes, named=approve, silent=not asked.text)
 
-    with on_interrupt("the same command takes up where this one ended"):
+    with common.on_interrupt("the same command takes up where this one ended"):
         result = joining.join(
             data, label=label, server=server, folder=federation, ledger=ledger, new_ledger=new_ledger,
             approve=ask, files=[*(method or ()), *(model or ())], seeded=test, patience=patience, idle=idle,
             target=None if epsilon is None else Target(epsilon, delta), behind_supernode=behind_supernode,
-            say=_notes(as_json, quiet),
+            say=_notes(), structured=common.output().json,
         )  # fmt: skip
     outcome = result.outcome or {}
-    if as_json:
+    if common.output().json:
         spent = [
             {"epsilon": each.epsilon, "budget": each.budget.epsilon if each.budget else None, "delta": each.delta,
              "view": each.view, "adjacency": each.adjacency, "participations": each.participations}
             for each in result.spent
         ]  # fmt: skip
-        print_event("done", party=result.party, answered=result.answered, outcome=outcome, spent=spent)
-    if as_json or quiet:
+        common.print_event("done", party=result.party, answered=result.answered, outcome=outcome, spent=spent)
+    if not common.output().text:
         return
     typer.echo(f"the run is over: {outcome.get('rounds')} rounds, this party answered {result.answered}")
     for charged in result.spent:
-        limit = f" of {epsilon_text(charged.budget.epsilon)}" if charged.budget else ""
+        limit = f" of {common.epsilon_text(charged.budget.epsilon)}" if charged.budget else ""
         gaps = "".join(f"; not covered: {gap}" for gap in charged.numbers)
         typer.echo(
-            f"ledger: proven ε {epsilon_text(charged.epsilon)}{limit} spent on this file in "
+            f"ledger: proven ε {common.epsilon_text(charged.epsilon)}{limit} spent on this file in "
             f"{charged.participations} rounds (δ = {charged.delta:.4g}, {charged.adjacency}, against "
             f"{ADVERSARIES[charged.view]}){gaps}"
         )
 
 
-def _notes(as_json: bool, quiet: bool) -> Callable[[str], None]:
+def _notes() -> Callable[[str], None]:
     """Prints a line on the way, as text or as an event."""
+    asked = common.output()  # known to this thread alone
 
     def say(line: str) -> None:
-        if as_json:
-            print_event("note", text=line)
-        elif not quiet:
+        if asked.json:
+            common.print_event("note", text=line)
+        elif asked.text:
             typer.echo(line)
 
     return say
@@ -223,40 +195,34 @@ def _approval(digest: str, before: str | None, *, yes: bool, named: str, silent:
             f"this is not the agreement approved here ({before[:16]}); approve it with --approve {digest}"
         )
     if silent or not sys.stdin.isatty():
-        raise FederationError(f"nobody is here to approve the agreement; approve it with --approve {digest}")
+        raise FederationError(
+            f"the agreement needs approval, and no terminal is attached; approve it with --approve {digest}"
+        )
     if not typer.confirm("Take part under this agreement?"):
         raise FederationError("the owner does not approve the agreement")
     return "asked"
 
 
-def agreed_name(folder: Path) -> str:
-    from dither.federation import keys
-
-    return keys.party_name(folder)
-
-
 # reason: one parameter an option, as Typer has it
 @app.command("init")
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make.")],
+    folder: Annotated[Path, Argument(metavar="DIR", help="Folder to create.")],
     parties: Annotated[
-        str, typer.Option(help="Names of the parties, separated by commas: their keys are made here, too.")
+        str, Option(help="Comma-separated names of parties whose keys are created here, too.")
     ] = "",
     requests: Annotated[
         list[Path] | None,
-        typer.Option("--request", metavar="FILE", help="A party's request (`dither federation request`)."),
+        Option("--request", metavar="FILE", help="A party's request (`dither federation request`)."),
     ] = None,
     host: Hosts = None,
     days: Days = 825,
     transport: Transport = "flower",
-    port: Annotated[int, typer.Option(help="Port of the server (nvflare).")] = 9440,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    port: Annotated[int, Option(help="Port of the server (nvflare).")] = 9440,
 ) -> None:
     """Create a federation from the requests of its parties, or with everybody's keys in one place."""
     from dither.federation import keys
 
-    names, hosts = [name.strip() for name in parties.split(",") if name.strip()], host or ["localhost"]
+    names, hosts = list(common.names_in(parties)), host or ["localhost"]
     if bool(names) == bool(requests):
         raise ConfigError("give either --request FILE for each party, or --parties NAMES to make their keys here")
     if transport != "flower":
@@ -270,22 +236,21 @@ def init(
             keys.publish(folder, keyring)  # with the fingerprint of FLARE's CA
             for path in requests:
                 _approve_kit(folder, path)
-        _print_members(folder, keyring, as_json=as_json, quiet=quiet)
+        _print_members(folder, keyring)
         return
     keys.create(folder, names, hosts=hosts, days=days)
     if transport == "nvflare":
         from dither.federation.nvflare.kits import provision
 
         provision(folder, names, host=hosts[0], port=port)
-    if as_json:
-        handed = {name: folder / "parties" / name for name in names}
-        _print_json({"server": folder / "server", "parties": handed, "keep_offline": folder / "ca"})
-    if as_json or quiet:
+    handed = {name: folder / "parties" / name for name in names}
+    made = {"server": folder / "server", "parties": handed, "keep_offline": folder / "ca"}
+    if not common.emit(made):
         return
     typer.echo(f"server: {folder / 'server'}")
-    for name in names:
-        typer.echo(f"hand to {name}: {folder / 'parties' / name}")
-    typer.echo(f"keep offline: {folder / 'ca'} (whoever holds it can pose as the server)")
+    for name, path in handed.items():
+        typer.echo(f"hand to {name}: {path}")
+    typer.echo(f"keep offline: {folder / 'ca'} (its holder can impersonate the server)")
     typer.echo("this machine has seen every private key; with --request the parties make their own")
 
 
@@ -298,7 +263,7 @@ def _approve_kit(folder: Path, path: Path) -> None:
     asked = path.with_name(f"{name}.request.zip")
     if not asked.is_file():
         raise ConfigError(f"{str(asked)!r} is missing: {name} makes it with `dither federation request "
-                          f"{name} --transport nvflare`; put it beside {path.name!r}")  # fmt: skip
+                          f"{name} --transport nvflare`; put it next to {path.name!r}")  # fmt: skip
     kits.approve(folder, asked, keys.invitation_file(folder, name).with_name(f"{name}.signed.zip"))
 
 
@@ -310,13 +275,12 @@ def _require(transport: str) -> None:
     (nvflare if transport == "nvflare" else flower).require()
 
 
-def _print_members(folder: Path, keyring: Any, *, as_json: bool, quiet: bool) -> None:
+def _print_members(folder: Path, keyring: Any) -> None:
     from dither.federation import keys
 
     invitations = {party.name: keys.invitation_file(folder, party.name) for party in keyring.parties}
-    if as_json:
-        _print_json({"server": folder / "server", "invitations": invitations, "fingerprint": keyring.fingerprint})
-    elif not quiet:
+    facts = {"server": folder / "server", "invitations": invitations, "fingerprint": keyring.fingerprint}
+    if common.emit(facts):
         typer.echo(f"server: {folder / 'server'}; keep offline: {folder / 'ca'}")
         for name, path in invitations.items():
             kit = path.with_name(f"{name}.signed.zip")
@@ -327,15 +291,13 @@ def _print_members(folder: Path, keyring: Any, *, as_json: bool, quiet: bool) ->
 
 @app.command("request")
 def request(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Your party's name in the federation.")],
+    name: Annotated[str, Argument(metavar="NAME", help="Your party's name in the federation.")],
     folder: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Folder to make (default: NAME).")
+        Path | None, Option("--out", metavar="DIR", help="Folder to create (default: NAME).")
     ] = None,
     transport: Transport = "flower",
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
-    """Make your party's own keys, and the request that you send to the organiser."""
+    """Create your party's keys and the request to send to the organiser."""
     from dither.federation import keys
 
     folder = folder or Path(name)
@@ -347,19 +309,16 @@ def request(
         from dither.federation.nvflare import kits
 
         paths.append(kits.request(folder, name))
-    if as_json:
-        _print_json({"folder": folder, "request": paths[0], "also": paths[1:], "identity": party.identity.hex()})
-    elif not quiet:
+    facts = {"folder": folder, "request": paths[0], "also": paths[1:], "identity": party.identity.hex()}
+    if common.emit(facts):
         typer.echo(f"your folder: {folder} (its private keys never leave it)")
         typer.echo(f"send to the organiser: {' and '.join(map(str, paths))} (public keys, signed)")
 
 
 @app.command("accept")
 def accept(
-    invitation: Annotated[Path, typer.Argument(metavar="FILE", help="The organiser's invitation.")],
+    invitation: Annotated[Path, Argument(metavar="FILE", help="The organiser's invitation.")],
     federation: PartyFolder,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Store the list of members in your party's folder, and show what changed."""
     from dither.federation import keys
@@ -375,10 +334,8 @@ def accept(
     names = [party.name for party in keyring.parties]
     known = names if before is None else [party.name for party in before.parties]
     added, removed = [name for name in names if name not in known], [name for name in known if name not in names]
-    if as_json:
-        facts = {"parties": names, "added": added, "removed": removed, "fingerprint": keyring.fingerprint}
-        _print_json(facts)
-    elif not quiet:
+    facts = {"parties": names, "added": added, "removed": removed, "fingerprint": keyring.fingerprint}
+    if common.emit(facts):
         typer.echo(f"members: {', '.join(names)}")
         for what, changed in (("added", added), ("removed", removed)):
             if changed:
@@ -388,46 +345,36 @@ def accept(
 
 @app.command("add")
 def add(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that init made, with its ca.")],
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="The new party's request.")],
-    as_json: Json = False,
-    quiet: Quiet = False,
+    folder: MadeFolder, path: Annotated[Path, Argument(metavar="FILE", help="The new party's request.")]
 ) -> None:
-    """Let a party in. Everybody gets a new invitation; runs that have begun are not affected."""
+    """Add a party. Everybody gets a new invitation; runs that have begun are not affected."""
     from dither.federation import keys
 
     keyring = keys.add(folder, keys.read_request(path))
     if keys.transport_ca(folder):
         _approve_kit(folder, path)
-    _print_members(folder, keyring, as_json=as_json, quiet=quiet)
+    _print_members(folder, keyring)
 
 
 @app.command("revoke")
 def revoke(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that init made, with its ca.")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The party to take out.")],
-    as_json: Json = False,
-    quiet: Quiet = False,
+    folder: MadeFolder, name: Annotated[str, Argument(metavar="NAME", help="The party to remove.")]
 ) -> None:
-    """Take a party out. Copy server/federation.json to the server and start it again: it no longer admits it."""
+    """Remove a party. Copy server/federation.json to the server and restart it: it no longer admits the party."""
     from dither.federation import keys
 
-    _print_members(folder, keys.revoke(folder, name), as_json=as_json, quiet=quiet)
+    _print_members(folder, keys.revoke(folder, name))
 
 
 @app.command("status")
 def status(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, or a server's or party's folder.")],
-    as_json: Json = False,
-    quiet: Quiet = False,
+    folder: Annotated[Path, Argument(metavar="DIR", help="A run folder, or a server's or party's folder.")],
 ) -> None:
-    """Show how a run stands, or who belongs to a federation. Exit code 6 where something is wrong."""
+    """Show the state of a run, or the members of a federation (exit code 6: something is wrong)."""
     from dither.federation import health
 
     facts = health.of_folder(folder)
-    if as_json:
-        _print_json(facts)
-    elif not quiet:
+    if common.emit(facts):
         for name, value in facts.items():
             shown = ", ".join(map(str, value)) if isinstance(value, list) else value
             if value not in (None, "", []):
@@ -437,106 +384,81 @@ def status(
 
 @app.command("verify")
 def verify(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a party's folder of a run.")],
+    folder: Annotated[Path, Argument(metavar="RUN", help="A run folder, or a party's folder of a run.")],
     federation: PartyFolder,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Check a run folder against the signatures of the server and the parties, or a party's own record of what it
     released in a run."""
-    from dither.federation import keys, releases
-    from dither.federation.state import Journal
+    from dither.federation import keys, state
 
     keyring = keys.Keyring.load(federation)
-    if (folder / releases.RECORD).is_file():
-        signed = releases.check_record(folder, keyring)
+    if (folder / state.RELEASES).is_file():
+        signed = state.check_record(folder, keyring)
         last = f"{signed['releases']} releases, the last is {signed['head'][:16]}"
         said = [f"signed by {signed['party']}, nothing changed or missing: {last}"]
     else:
-        journal = Journal(folder)
+        journal = state.Journal(folder)
         signed = journal.verify(keyring)
         said = [f"signed by the server of this federation: {', '.join(sorted(signed['files']))}"]
         agreement = journal.agreement()
-        stated = releases.load_statements(folder, agreement.digest, keyring) if agreement is not None else {}
+        stated = state.load_statements(folder, agreement.digest, keyring) if agreement is not None else {}
         signed["releases"] = stated
         said += [
             f"{n} released {each['releases']} uploads, the last is {each['head'][:16]}"
             for n, each in stated.items()
         ]
-    if as_json:
-        _print_json(signed)
-    elif not quiet:
+    if common.emit(signed):
         typer.echo("\n".join(said))
 
 
 @app.command("renew")
-def renew(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that init made, with its ca.")],
-    host: Hosts = None,
-    days: Days = 825,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Issue a new certificate for the server; parties notice nothing."""
+def renew(folder: MadeFolder, host: Hosts = None, days: Days = 825) -> None:
+    """Issue a new certificate for the server; parties need not change anything."""
     from dither.federation import keys
 
     keys.issue(folder, hosts=host or ["localhost"], days=days)
     ends = keys.expiry(folder / "server" / "server.pem")
-    if as_json:
-        _print_json({"server": folder / "server", "until": f"{ends:%Y-%m-%d}"})
-    elif not quiet:
+    if common.emit({"server": folder / "server", "until": f"{ends:%Y-%m-%d}"}):
         typer.echo(f"new certificate in {folder / 'server'}, until {ends:%Y-%m-%d}")
 
 
-# reason: one parameter an option, as Typer has it
 @app.command("check")
 def check(
     federation: PartyFolder,
-    data: Annotated[Path | None, typer.Option("--data", help="Your records.")] = None,
-    label: Annotated[str, typer.Option(help="Label column.")] = "",
-    server: Annotated[str, typer.Option(help="Where the server is: HOST:PORT.")] = "",
-    ledger: LedgerFile = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    data: Annotated[Path | None, Option("--data", help="Your records.")] = None,
+    label: Annotated[str, Option(help="Label column.")] = "",
+    server: Annotated[str, Option(help="Where the server is: HOST:PORT.")] = "",
+    ledger: common.LedgerFile = None,
 ) -> None:
     """Check whether this party can take part: keys, versions, data, connection, clock, budget."""
     from dither.federation import joining
 
     findings = joining.check(federation, data=data, label=label, server=server, ledger=ledger)
-    if as_json:
-        _print_json([finding._asdict() for finding in findings])
-    if as_json or quiet:
+    if not common.emit([finding._asdict() for finding in findings]):
         sys.exit(0 if all(finding.good for finding in findings) else FederationError.exit_code)
     for finding in findings:
         mark = "[green]ok[/]  " if finding.good else "[red]no[/]  "
-        terminal().print(f"{mark}{escape(finding.what)}", highlight=False, soft_wrap=True)
+        common.terminal().print(f"{mark}{common.escape(finding.what)}", highlight=False, soft_wrap=True)
     wrong = sum(not finding.good for finding in findings)
     if wrong:
-        terminal().print(f"this party cannot take part yet: {wrong} of {len(findings)} points to put right")
+        common.terminal().print(f"this party cannot take part yet: {wrong} of {len(findings)} points to put right")
         sys.exit(FederationError.exit_code)
     left_out = [name for name, given in (("--data", data), ("--server", server)) if not given]
     rest = f"; not looked at without {' and '.join(left_out)}" if left_out else ""
-    terminal().print(f"nothing stands in the way of taking part{rest}", soft_wrap=True)
+    common.terminal().print(f"this party can take part{rest}", soft_wrap=True)
 
 
-# reason: one parameter an option, as Typer has it
 @app.command("demo")
 def demo(
     folder: Annotated[
         Path | None,
-        typer.Option(
-            "--out", help="Folder for it (default: runs/federation-demo-TIME); one that was stopped is continued."
-        ),
+        Option("--out", help="Folder (default: runs/federation-demo-TIME); a stopped demonstration is continued."),
     ] = None,
-    parties: Annotated[int, typer.Option(min=3, max=64, help="How many institutions.")] = 4,
+    parties: Annotated[int, Option(min=3, max=64, help="How many institutions.")] = 4,
     transport: Transport = "flower",
-    data_dir: DataDir = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    data_dir: common.DataDir = None,
 ) -> None:
-    """A server and its parties on this machine: TLS, authenticated nodes, secure aggregation, CPFed on Adult."""
-    from datetime import datetime
-
+    """Run a server and its parties on this machine: TLS, authenticated nodes, secure aggregation, CPFed, Adult."""
     _require(transport)
     from dither.federation import demo
     from dither.federation.local import free_port
@@ -545,36 +467,14 @@ def demo(
     if folder.exists() and not demo.stopped(folder):
         raise ConfigError(f"{str(folder)!r} already exists; give another --out")
     _term_as_interrupt()
-    flags = ["--json"] * as_json + ["--quiet"] * (quiet and not as_json)
-    with on_interrupt(f"go on with: dither federation demo --out {shlex.quote(str(folder))}"):
+    asked = common.output()
+    flags = ["--json"] * asked.json + ["--quiet"] * (asked.quiet and not asked.json)
+    with common.on_interrupt(f"go on with: dither federation demo --out {shlex.quote(str(folder))}"):
         code = demo.run(
             folder, port=free_port(), parties=parties, transport=transport, data_dir=data_dir,
-            say=_notes(as_json, quiet), flags=flags,
+            say=_notes(), flags=flags,
         )  # fmt: skip
     sys.exit(code)
-
-
-def _print_json(value: Any) -> None:
-    import json
-
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
-
-
-class _Silent:
-    """Nothing is printed."""
-
-    def __call__(self, event: str, facts: dict[str, Any]) -> None:
-        return None
-
-    def close(self) -> None:
-        return None
-
-
-class _Events(_Silent):
-    """A line of JSON an event."""
-
-    def __call__(self, event: str, facts: dict[str, Any]) -> None:
-        print_event(event, **facts)
 
 
 _LINES = {  # by event
@@ -586,24 +486,31 @@ _LINES = {  # by event
 }
 
 
-class _ServerView(_Silent):
-    """Live progress of a federation: a bar on a terminal, lines elsewhere."""
+class _ServerView(common.Live):
+    """Live progress of a federation: a bar on a terminal, lines elsewhere; JSON lines with --json."""
 
     def __init__(self) -> None:
-        self._console = terminal()
-        self._bar: Any = None
+        super().__init__(silent=common.output().quiet)
+        self._as_json, self._console = common.output().json, common.terminal()
         self._task: Any = None
         self._score = ""  # of a server without test records
 
     def __call__(self, event: str, facts: dict[str, Any]) -> None:
+        if self.silent:
+            return
+        if self._as_json:
+            common.print_event(event, **facts)
+            return
         line = self._line(event, facts)
         if event == "start" and self._console.is_terminal:
-            self._start_bar(facts)
+            self._make_bar("round {task.completed}/{task.total}", "{task.fields[score]}", self._console)
+            self._task = self._bar.add_task("", total=facts["rounds"], completed=facts["done"], score=self._score)
+            self._bar.start()
         if event == "round" and self._bar is not None:
             self._bar.update(self._task, completed=facts["round"] + 1, score=self._score)
             line = "" if not facts["missing"] and not facts["refused"] else line
         if line:
-            self._console.print(escape(line), highlight=False, soft_wrap=True)
+            self._console.print(common.escape(line), highlight=False, soft_wrap=True)
 
     def _line(self, event: str, facts: dict[str, Any]) -> str:
         if event == "listening":
@@ -629,31 +536,12 @@ class _ServerView(_Silent):
             return "  ".join([*parts, *filter(None, [self._score]), f"{facts['seconds']:.2f} s"])
         return _LINES.get(event, "").format_map(facts)
 
-    def _start_bar(self, facts: dict[str, Any]) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self._bar = Progress(
-            TextColumn("round {task.completed}/{task.total}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[score]}"),
-            TimeElapsedColumn(),
-            console=self._console,
-        )
-        self._task = self._bar.add_task("", total=facts["rounds"], completed=facts["done"], score=self._score)
-        self._bar.start()
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
 
 def _print_outcome(report: Report, folder: Path) -> None:
-    from dither.experiment.report import claim_text, label, other_notes, proven_text, sampler_text, uncovered
-
     totals = report.federation
     if totals is None:
         raise FederationError(f"{str(folder)!r} holds no run of a federation")
-    print_table(
+    common.print_table(
         [
             {
                 "party": name,
@@ -668,26 +556,12 @@ def _print_outcome(report: Report, folder: Path) -> None:
         ],
         title="Rounds by party",
     )
-    name = "test accuracy" if report.classes else "test R²"
-    lines = [] if report.test_score is None else [(name, f"{report.test_score:.4f}")]
-    lines += [("warning", each.text) for each in report.advice]
-    each = f"{totals.seconds_a_round:.2f} s each"
-    lines.append(("rounds", f"{report.rounds} in {report.seconds:.1f} s, {each}"))
-    safe = f"secure aggregation, safe from a server that colludes with {totals.colluders} parties"
-    lines.append(("sums", safe if totals.aggregation != "off" else "in the open"))
-    lines.append(("claimed ε", claim_text(report.epsilon.claimed)))
-    lines += [(label(row), proven_text(row)) for row in report.epsilon.main]
-    lines += [("noise", text) for text in sampler_text(report.epsilon.main)]
-    lines += [("not covered", text) for text in uncovered(report.epsilon.main)]
-    lines += [("note", note) for note in other_notes(report)]
-    lines.append(("run folder", str(folder)))
-    rows = [{"": what, " ": text} for what, text in lines]
-    print_table(rows, title=f"{report.method}, {report.num_clients} parties")
+    common.print_report(report)
     if (folder / "scores.json").is_file():
         from dither.experiment.evaluation import PrivateScores
 
         scores = PrivateScores.from_json((folder / "scores.json").read_text(encoding="utf-8"))
-        print_table(
+        common.print_table(
             scores.rows(),
             title=f"Private scores on {scores.records:,} records that training left out",
             footer=f"one ε = {report.spec.privacy.project_epsilon:g} at δ = {report.spec.privacy.delta:g} covers "
@@ -700,12 +574,6 @@ def _address(text: str, option: str = "--address") -> tuple[str, int]:
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConfigError(f"{option} {text!r} is not of the form HOST:PORT")
     return host.strip("[]"), int(port)
-
-
-def _default_out(spec: Any) -> Path:
-    from datetime import datetime
-
-    return Path("runs") / f"federation-{Path(spec.method).stem}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def _term_as_interrupt() -> None:

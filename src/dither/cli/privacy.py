@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from dither.cli import common
-from dither.cli.common import (
-    DataDir,
-    Json,
-    LedgerFile,
-    NewLedger,
-    Quiet,
-    Settings,
-    epsilon_text,
-    error_terminal,
-    on_interrupt,
-    print_table,
-    spec_from,
-)
 from dither.errors import ConfigError, SpecError
 
 if TYPE_CHECKING:
@@ -32,53 +19,39 @@ if TYPE_CHECKING:
     from dither.experiment.account import PrivacyReport, SpentPart
     from dither.experiment.report import AttackedRow
 
-budget = typer.Typer(
-    help="Show and set privacy budgets: what was spent on which data, and how much may be.", no_args_is_help=True
+budget = common.Commands(
+    help="Show and set privacy budgets: what was spent on which data, and how much may be spent.",
+    no_args_is_help=True,
 )
-Data = Annotated[str, typer.Argument(metavar="DATA", help="Your own file, or the name of a data set.")]
-Known = Annotated[str, typer.Argument(metavar="KNOWN", help="A data set of the ledger: its id, name or file.")]
+Data = Annotated[str, Argument(metavar="DATA", help="Your own file, or the name of a data set.")]
+Known = Annotated[str, Argument(metavar="KNOWN", help="A data set of the ledger: its id, name or file.")]
 VIOLATION = 5  # exit code
 
 
-# reason: one parameter an option, as Typer has it
 def account(
     run_folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN", help="A run folder, a preset or a spec file.", autocompletion=common.presets
-        ),
+        Path, Argument(metavar="RUN", help="A run folder, a preset or a spec file.", autocompletion=common.presets)
     ],
-    settings: Settings = None,
-    data_dir: DataDir = None,
-    ledger: LedgerFile = None,
+    settings: common.Settings = None,
+    data_dir: common.DataDir = None,
+    ledger: common.LedgerFile = None,
     every_recipe: Annotated[
         bool,
-        typer.Option(
-            "--every-recipe", help="Also list every bound that was tried, with the reason for each refusal."
-        ),
+        Option("--every-recipe", help="Also list every bound that was tried, with the reason for each refusal."),
     ] = False,
     ex_ante: Annotated[
-        bool,
-        typer.Option("--ex-ante", help="Also list the bounds that hold before the cohorts are drawn at random."),
+        bool, Option("--ex-ante", help="Also list the bounds that hold before the cohorts are drawn at random.")
     ] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Print the claimed and the proven ε of a run or a spec, for every adversary, and why they differ."""
     from dither.experiment.account import account as accounted
-    from dither.spec import parse_setting
 
+    what = run_folder if run_folder.exists() else str(run_folder)
     report = accounted(
-        run_folder if run_folder.exists() else str(run_folder),
-        values=dict(parse_setting(each) for each in settings or []),
-        every_recipe=every_recipe,
-        ex_ante=ex_ante,
-        data_dir=data_dir,
+        what, values=common.values_of(settings), every_recipe=every_recipe, ex_ante=ex_ante, data_dir=data_dir,
         ledger=ledger,
-    )
-    if as_json:
-        typer.echo(report.to_json())
-    elif not quiet:
+    )  # fmt: skip
+    if common.emit(report):
         _print_account(report)
 
 
@@ -89,7 +62,7 @@ def _print_account(report: PrivacyReport) -> None:
     rows = [
         {
             "": "claimed",
-            "ε": epsilon_text(claim.value),
+            "ε": common.epsilon_text(claim.value),
             "per": claim.unit,
             "adversary": "",
             "neighbouring data": claim.adjacency,
@@ -98,34 +71,34 @@ def _print_account(report: PrivacyReport) -> None:
     ]
     for row in epsilon.notable:
         kind = "assumed" if row.assumed else "proven"
-        rows.append({"": kind, "ε": epsilon_text(row.value), "per": row.unit, **_seen(row), "source": row.recipe})
+        rows.append(
+            {"": kind, "ε": common.epsilon_text(row.value), "per": row.unit, **_seen(row), "source": row.recipe}
+        )
     for shown in epsilon.attacked:
-        value, form = f">= {epsilon_text(shown.value)}", shown.form.split(":")[0]
+        value, form = f">= {common.epsilon_text(shown.value)}", shown.form.split(":")[0]
         rows.append({"": "attacked", "ε": value, "per": shown.unit, **_seen(shown), "source": form})
-    print_table(rows, title=f"{report.method}: claimed and proven ε at δ = {claim.delta:g}")
-    for row in epsilon.notable:
-        where = f"{SHORT_VIEWS[row.view]}, {row.adjacency}"
-        if row.clients is not None and row.view in ("upload", "sum"):
-            spread = [epsilon_text(value) for value in (row.clients.min, row.clients.median, row.clients.max)]
-            if len(set(spread)) > 1:
-                typer.echo(f"{where}: over the clients min {spread[0]}, median {spread[1]}, max {spread[2]}")
-        if row.against:
-            typer.echo(f"{where}: the proof holds {row.against}")
-        if row.no_credit:
-            typer.echo(f"{where}: no credit for the other clients' noise: {row.no_credit}")
+    common.print_table(rows, title=f"{report.method}: claimed and proven ε at δ = {claim.delta:g}")
+    for line in _remarks(epsilon.notable):
+        typer.echo(line)
     targets = [
-        {"target ε": f"{row.target:g}", "proven ε": epsilon_text(row.proven),
-         "claimed ε": epsilon_text(row.claimed), "weight": f"{row.weight:.3g}", "clients": who}
+        {"target ε": f"{row.target:g}", "proven ε": common.epsilon_text(row.proven),
+         "claimed ε": common.epsilon_text(row.claimed), "weight": f"{row.weight:.3g}", "clients": who}
         for who, row in epsilon.by_target()
     ]  # fmt: skip
     if targets:
-        print_table(targets, title=f"Each client's own target: {SHORT_VIEWS[epsilon.view]}, {epsilon.adjacency}")
+        common.print_table(
+            targets, title=f"Each client's own target: {SHORT_VIEWS[epsilon.view]}, {epsilon.adjacency}"
+        )
     for bounds, title in (
         (report.tried, "Every bound that was tried, for the client with the largest ε"),
         (report.ex_ante, "The same bounds before the cohorts are drawn (R4)"),
     ):
         if bounds:
-            print_table([_bound(row) for row in _distinct(bounds)], title=title)
+            rows = [
+                {"ε": common.epsilon_text(row.value), **_seen(row), "source": row.recipe, "detail": row.detail}
+                for row in _distinct(bounds)
+            ]
+            common.print_table(rows, title=title)
     for condition in epsilon.failing_conditions:
         typer.echo(f"a condition of the claim does not hold: {condition}")
     if report.why:
@@ -137,23 +110,36 @@ def _print_account(report: PrivacyReport) -> None:
     print_split(report.split)
 
 
+def _remarks(rows: Sequence[ProvenRow]) -> Iterator[str]:
+    """The range over clients, whom a proof relies on, and why no credit is given."""
+    from dither.experiment.report import SHORT_VIEWS
+
+    for row in rows:
+        where = f"{SHORT_VIEWS[row.view]}, {row.adjacency}"
+        if row.clients is not None and row.view in ("upload", "sum"):
+            spread = [common.epsilon_text(each) for each in (row.clients.min, row.clients.median, row.clients.max)]
+            if len(set(spread)) > 1:
+                yield f"{where}: over the clients min {spread[0]}, median {spread[1]}, max {spread[2]}"
+        if row.against:
+            yield f"{where}: the proof holds {row.against}"
+        if row.no_credit:
+            yield f"{where}: no credit for the other clients' noise: {row.no_credit}"
+
+
 def print_split(split: Sequence[SpentPart]) -> None:
     """What was spent on the same records, part by part, and together."""
     if len(split) > 2:
         rows = [
-            {"": part.what, "proven ε": epsilon_text(part.epsilon), "δ": f"{part.delta:.5g}"} for part in split
+            {"": part.what, "proven ε": common.epsilon_text(part.epsilon), "δ": f"{part.delta:.5g}"}
+            for part in split
         ]
-        print_table(rows, title="Spent on these records (of several files, on the one that has spent most)")
+        common.print_table(rows, title="Spent on these records (of several files, on the one that has spent most)")
 
 
 def _seen(row: ProvenRow | AttackedRow) -> dict[str, str]:
     from dither.experiment.report import SHORT_VIEWS
 
     return {"adversary": SHORT_VIEWS[row.view], "neighbouring data": row.adjacency}
-
-
-def _bound(row: ProvenRow) -> dict[str, str]:
-    return {"ε": epsilon_text(row.value), **_seen(row), "source": row.recipe, "detail": row.detail}
 
 
 def _distinct(rows: Sequence[ProvenRow]) -> list[ProvenRow]:
@@ -168,7 +154,7 @@ def _distinct(rows: Sequence[ProvenRow]) -> list[ProvenRow]:
 def audit(
     what: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             metavar="METHOD | SPEC.toml | RUN",
             help="A preset, a spec or a run folder to attack.",
             autocompletion=common.presets,
@@ -177,93 +163,85 @@ def audit(
     ] = None,
     view: Annotated[
         list[str] | None,
-        typer.Option("--view", help="What the adversary sees: upload, sum, broadcast, final (default: all)."),
+        Option("--view", help="What the adversary sees: upload, sum, broadcast, final (default: all)."),
     ] = None,
-    trials: Annotated[int, typer.Option(help="Trials with the record, and as many without.")] = 10_000,
-    confidence: Annotated[float, typer.Option(help="Probability with which each attacked ε holds.")] = 0.95,
-    canaries: Annotated[int, typer.Option(help="Also one run with this many canaries; 0: none.")] = 0,
+    trials: Annotated[int, Option(help="Trials with the record, and as many without.")] = 10_000,
+    confidence: Annotated[float, Option(help="Probability with which each attacked ε holds.")] = 0.95,
+    canaries: Annotated[int, Option(min=0, help="Also audit one run with this many canaries.")] = 0,
     rounds: Annotated[
         int | None,
-        typer.Option(min=1, help="Look at the target's first rounds only (default: all that fit a minute)."),
+        Option(min=1, help="Attack only the target's first rounds (default: as many as fit into a minute)."),
     ] = None,
-    settings: Settings = None,
-    seed: Annotated[int, typer.Option(help="Seed of the trials, or of the first random spec.")] = 0,
-    fuzz: Annotated[
-        int | None, typer.Option(metavar="N", help="Attack N random specs instead of one that is given.")
-    ] = None,
+    settings: common.Settings = None,
+    seed: Annotated[int, Option(help="Seed of the trials, or of the first random spec.")] = 0,
+    fuzz: Annotated[int | None, Option(metavar="N", help="Attack N random specs instead of a given one.")] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for audit.json and pictures (default: the run's own)."),
+        Path | None, Option(help="Folder for audit.json and pictures (default: the run's own).")
     ] = None,
-    data_dir: DataDir = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    data_dir: common.DataDir = None,
 ) -> None:
-    """Attack a method, a spec or a run: a lower bound on ε for each adversary, measured on the code that runs.
+    """Attack a method, a spec or a run: a lower bound on ε for each adversary, measured on the running code.
 
     The exit code is 5 if an attacked ε exceeds the proven one: a bug in the method, its noise or the proof.
     """
     if fuzz is not None:
         if what is not None or settings:
             raise SpecError("--fuzz draws its own specs: give it no spec and no settings")
-        _fuzz(fuzz, seed, as_json=as_json, quiet=quiet)
+        _fuzz(fuzz, seed)
         return
     if what is None:
         raise SpecError("nothing to attack: give a method, a spec or a run folder, or --fuzz N")
     from dither import auditing
     from dither.auditing import report as pictures
-    from dither.experiment.folder import to_json
-    from dither.experiment.partial import default_folder
+    from dither.experiment.folder import unfinished_folder
     from dither.experiment.report import SHORT_VIEWS, Report
 
     folder = Path(what)
     is_run = (folder / "spec.toml").is_file()
-    spec = spec_from(str(folder / "spec.toml") if is_run else what, None, settings, None)
-    console = error_terminal()
+    spec = common.spec_from(str(folder / "spec.toml") if is_run else what, settings)
 
     def say(row: AuditRow) -> None:
-        adversary = f"{SHORT_VIEWS[row.view]}, {row.unit}"
-        console.print(f"{adversary}: attacked ε {epsilon_text(row.attacked.value)}", style="dim", highlight=False)
+        attacked = common.epsilon_text(row.attacked.value)
+        common.say(f"{SHORT_VIEWS[row.view]}, {row.unit}: attacked ε {attacked}")
 
     finished = Report.read(folder) if is_run else None
-    with on_interrupt("finished rows are kept; run the same command to continue"):
+    with common.on_interrupt("finished rows are kept; run the same command to continue"):
         outcome = auditing.audit(
             spec, completed_rounds=finished.rounds if finished is not None and not settings else None,
             views=tuple(view) if view else auditing.VIEWS, trials=trials, confidence=confidence,
             canaries=canaries, rounds=rounds, seed=seed, data_dir=data_dir,
-            on_row=None if as_json or quiet else say, keep=default_folder(),
+            on_row=None if not common.output().text else say, keep=unfinished_folder(),
         )  # fmt: skip
     # With other settings it is another run that was audited.
     target = out or (folder if is_run and not settings else None)
     if target is not None and out is None and spec.data.path:
         target = target / "local"  # what an attack finds with the records at hand, no ε covers
     written = pictures.save(outcome, target) if target is not None else []
-    if as_json:
-        typer.echo(to_json(outcome.to_dict(), indent=2))
-    elif not quiet:
-        _print(outcome, written)
-    if outcome.violations:
-        for row in outcome.violations:
-            console.print(
-                f"[bold red]VIOLATION:[/] {SHORT_VIEWS[row.view]} ({row.unit}): at least "
-                f"{epsilon_text(row.attacked.value)} was shown at {row.attacked.confidence:.4g} confidence "
-                f"({row.attacked.form}), at most {epsilon_text(row.proven)} was proved ({row.recipe}): the "
-                "method, its noise or the proof is wrong",
-                soft_wrap=True,
-                highlight=False,
-            )
+    if common.emit(outcome):
+        _print_audit(outcome, written)
+    _exit_on_violation(
+        f"{SHORT_VIEWS[row.view]} ({row.unit}): at least {common.epsilon_text(row.attacked.value)} was shown at "
+        f"{row.attacked.confidence:.4g} confidence ({row.attacked.form}), at most "
+        f"{common.epsilon_text(row.proven)} was proved ({row.recipe}): the method, its noise or the proof is wrong"
+        for row in outcome.violations
+    )
+
+
+def _exit_on_violation(lines: Iterable[str]) -> None:
+    """Exit code 5 where an attack shows more than was proved."""
+    violations = list(lines)
+    for line in violations:
+        common.say(line, "VIOLATION:", "bold red")
+    if violations:
         sys.exit(VIOLATION)
 
 
-def _fuzz(count: int, seed: int, *, as_json: bool, quiet: bool) -> None:
+def _fuzz(count: int, seed: int) -> None:
     """Attack random specs, print a row for each, and end with exit code 5 where one leaks more than is proved."""
     from dither.auditing.fuzz import fuzz
-    from dither.experiment.folder import to_json
 
     outcomes = fuzz(count, seed=seed)
-    if as_json:
-        typer.echo(to_json([outcome.to_dict() for outcome in outcomes], indent=2))
-    elif not quiet:
+    if common.emit(outcomes):
         rows = [
             {
                 "seed": outcome.seed,
@@ -272,34 +250,29 @@ def _fuzz(count: int, seed: int, *, as_json: bool, quiet: bool) -> None:
                 "batches": outcome.drawn.values.get("batch_sampling", ""),
                 "view": outcome.drawn.view,
                 "proof": outcome.recipe,
-                "proven ε": epsilon_text(outcome.proven),
-                "attacked ε": f"{epsilon_text(outcome.attacked)}{' !' if outcome.violated else ''}",
+                "proven ε": common.epsilon_text(outcome.proven),
+                "attacked ε": f"{common.epsilon_text(outcome.attacked)}{' !' if outcome.violated else ''}",
                 "attack": outcome.attack,
             }
             for outcome in outcomes
         ]
-        print_table(rows, title=f"{count} random specs")
-    violated = [outcome for outcome in outcomes if outcome.violated]
-    for outcome in violated:
-        error_terminal().print(
-            f"[bold red]VIOLATION:[/] at least {epsilon_text(outcome.attacked)} was shown ({outcome.attack}), "
-            f"at most {epsilon_text(outcome.proven)} was proved ({outcome.recipe}); "
-            f"to see it again: {outcome.command}",
-            soft_wrap=True,
-            highlight=False,
-        )
-    if violated:
-        sys.exit(VIOLATION)
+        common.print_table(rows, title=f"{count} random specs")
+    _exit_on_violation(
+        f"at least {common.epsilon_text(outcome.attacked)} was shown ({outcome.attack}), at most "
+        f"{common.epsilon_text(outcome.proven)} was proved ({outcome.recipe}); to see it again: {outcome.command}"
+        for outcome in outcomes
+        if outcome.violated
+    )
 
 
-def _print(outcome: Audit, written: list[Path]) -> None:
+def _print_audit(outcome: Audit, written: list[Path]) -> None:
     rows = [
         {
             "adversary": _adversary(row),
             "per": row.unit,
-            "claimed ε": "" if row.claimed is None else epsilon_text(row.claimed),
-            "proven ε": epsilon_text(row.proven),
-            "attacked ε": f"{epsilon_text(row.attacked.value)}{' !' if row.refutes_claim else ''}",
+            "claimed ε": "" if row.claimed is None else common.epsilon_text(row.claimed),
+            "proven ε": common.epsilon_text(row.proven),
+            "attacked ε": f"{common.epsilon_text(row.attacked.value)}{' !' if row.refutes_claim else ''}",
             "bound": row.attacked.form.split(":")[0],
             "rounds": row.rounds,
             "trials": row.attacked.trials,
@@ -307,7 +280,7 @@ def _print(outcome: Audit, written: list[Path]) -> None:
         for row in outcome.rows
     ]
     first = outcome.rows[0]
-    print_table(
+    common.print_table(
         rows,
         title=f"{outcome.spec.method}: at δ = {first.delta:g}, {first.adjacency}, "
         f"each attacked ε with {outcome.confidence:.4g} confidence",
@@ -315,7 +288,7 @@ def _print(outcome: Audit, written: list[Path]) -> None:
     )
     for row in outcome.rows:
         for bound in row.bounds:
-            value, detail = epsilon_text(bound.value), f"{bound.detail}; {row.design}"
+            value, detail = common.epsilon_text(bound.value), f"{bound.detail}; {row.design}"
             typer.echo(f"{_adversary(row)}, {row.unit}: {value} by {bound.form} ({detail})")
     for what in dict.fromkeys(text for row in outcome.rows for text in row.not_covered):
         typer.echo(f"not covered by the proof: {what.removeprefix('not covered: ')}")
@@ -337,17 +310,15 @@ def _adversary(row: AuditRow) -> str:
 @budget.command("show")
 def budget_show(
     data: Annotated[
-        str | None, typer.Argument(metavar="DATA", help="Your own file, or a data set's name.")
+        str | None, Argument(metavar="DATA", help="Your own file, or a data set's name.")
     ] = None,
-    ledger_file: LedgerFile = None,
-    delta: Annotated[float, typer.Option(help="δ for data sets without a budget.")] = 1e-5,
+    ledger_file: common.LedgerFile = None,
+    delta: Annotated[float, Option(help="δ for data sets without a budget.")] = 1e-5,
     federation: Annotated[
         Path | None,
-        typer.Option("--federation", metavar="DIR", help="A party's folder: take δ, view and neighbours from its "
+        Option("--federation", metavar="DIR", help="A party's folder: take δ, view and neighbours from its "
                      "approved agreement where no budget is set."),
     ] = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Show what has been spent, by data set and client."""
     ledger = _ledger(ledger_file)
@@ -371,24 +342,20 @@ def budget_show(
                 {
                     "data": named.get(dataset) or ledger.called(dataset),
                     "client": spent.client,
-                    "spent": epsilon_text(spent.epsilon),
-                    "budget": epsilon_text(budget.epsilon) if budget else "none",
+                    "spent": common.epsilon_text(spent.epsilon),
+                    "budget": common.epsilon_text(budget.epsilon) if budget else "none",
                     "δ": f"{spent.delta:.4g}",
                     "view": spent.view,
                     "neighbouring data": spent.adjacency,
                     "runs": len(spent.runs),
-                    **({"not covered": "; ".join(not_covered)} if as_json else {}),
+                    **({"not covered": "; ".join(not_covered)} if common.output().json else {}),
                 }
             )
-    if not rows and not as_json and not quiet:
+    if not rows and common.output().text:
         typer.echo(f"nothing has been charged to {ledger.path}")
         return
-    print_table(
-        rows,
-        as_json=as_json,
-        quiet=quiet,
-        title=f"Proven ε spent, by {ledger.path}",
-        footer="\n".join(f"not covered: {gap}" for gap in gaps),
+    common.print_table(
+        rows, title=f"Proven ε spent, by {ledger.path}", footer="\n".join(f"not covered: {gap}" for gap in gaps)
     )
 
 
@@ -396,20 +363,14 @@ def budget_show(
 @budget.command("set")
 def budget_set(
     data: Data,
-    epsilon: Annotated[float, typer.Option(help="Largest proven ε of everything ever released.")],
-    delta: Annotated[float, typer.Option(help="δ of that ε.")] = 1e-5,
-    view: Annotated[
-        str, typer.Option(help="What the adversary sees: upload, sum, broadcast or final.")
-    ] = "upload",
-    adjacency: Annotated[str, typer.Option(help="zero-out, replace-one or add/remove.")] = "zero-out",
-    client: Annotated[str | None, typer.Option(help="One client of a column partition (default: all).")] = None,
-    id: Annotated[
-        str, typer.Option(help="Your name for these records: files with one name are charged together.")
-    ] = "",
-    ledger_file: LedgerFile = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Raise a budget without confirmation.")] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    epsilon: Annotated[float, Option(help="Largest proven ε of everything ever released.")],
+    delta: common.Delta = 1e-5,
+    view: Annotated[str, Option(help="What the adversary sees: upload, sum, broadcast or final.")] = "upload",
+    adjacency: Annotated[str, Option(help="zero-out, replace-one or add/remove.")] = "zero-out",
+    client: Annotated[str | None, Option(help="One client of a column partition (default: all).")] = None,
+    id: Annotated[str, Option(help="Your name for these records: files with one name are charged together.")] = "",
+    ledger_file: common.LedgerFile = None,
+    yes: Annotated[bool, Option("--yes", help="Raise a budget without confirmation.")] = False,
 ) -> None:
     """Set a budget. A run stops at the last round it can afford. Raising a budget asks for confirmation."""
     from dither.accounting.ledger.runs import Budget
@@ -424,44 +385,43 @@ def budget_set(
                 dataset, file=Path(file).name, name=f"{id}/{Path(file).stem}" if len(files) > 1 else id
             )
         was, raising = ledger.budget(dataset, client), yes
-        if was is not None and not limit.within(was) and not yes and not as_json and sys.stdin.isatty():
+        if (
+            was is not None
+            and not limit.within(was)
+            and not yes
+            and not common.output().json
+            and sys.stdin.isatty()
+        ):
             raising = typer.confirm(f"Raise the budget of {file} from {was} to {limit}?", err=True)
         ledger.set_budget(dataset, limit, client, raising=raising)
-        if not as_json and not quiet:
+    if common.emit([{"data": file, "client": client, **limit._asdict()} for file in files]):
+        for file in files:
             typer.echo(f"budget of {file}{f', client {client}' if client else ''}: {limit}")
-    if as_json:
-        print_table([{"data": file, "client": client, **limit._asdict()} for file in files], as_json=True)
 
 
 @budget.command("same")
-def budget_same(
-    data: Data,
-    known: Known,
-    ledger_file: LedgerFile = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+def budget_same(data: Data, known: Known, ledger_file: common.LedgerFile = None) -> None:
     """Declare that a file holds records of a known data set: the two are charged together from now on."""
     ledger = _ledger(ledger_file)
     ledger.identify(_data_id(ledger, data), file=Path(data).name, name=_known(ledger, known))
-    _said(f"{data} is charged together with {ledger.called(_known(ledger, known))}", as_json, quiet)
+    recorded = f"{data} is charged together with {ledger.called(_known(ledger, known))}"
+    if common.emit({"recorded": recorded}):
+        typer.echo(recorded)
 
 
 @budget.command("other")
 def budget_other(
     data: Data,
     known: Known,
-    ledger_file: LedgerFile = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Declare it without confirmation.")] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    ledger_file: common.LedgerFile = None,
+    yes: Annotated[bool, Option("--yes", help="Declare it without confirmation.")] = False,
 ) -> None:
-    """Declare that a file holds other people's records than a data set with which it shares rows."""
+    """Declare that a file holds different people's records than a data set with which it shares rows."""
     ledger = _ledger(ledger_file)
     dataset, than = _data_id(ledger, data), _known(ledger, known)
-    if not yes and not as_json and sys.stdin.isatty():
+    if not yes and not common.output().json and sys.stdin.isatty():
         yes = typer.confirm(
-            f"Is it true that nobody of {ledger.called(than)} is in {data}? Records in both will be spent twice.",
+            f"Does {data} contain no person from {ledger.called(than)}? Records in both will be charged twice.",
             err=True,
         )
     if not yes:
@@ -469,25 +429,23 @@ def budget_other(
             f"{data!r} shares rows with a known data set; confirm with --yes that it holds other people's records"
         )
     ledger.declare_other(dataset, than)
-    _said(f"{data} holds other records than {ledger.called(than)}", as_json, quiet)
+    recorded = f"{data} holds other records than {ledger.called(than)}"
+    if common.emit({"recorded": recorded}):
+        typer.echo(recorded)
 
 
 @budget.command("history")
 def budget_history(
-    data: Annotated[
-        str | None, typer.Argument(metavar="DATA", help="Your own file, or a data set's name.")
-    ] = None,
-    ledger_file: LedgerFile = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    data: Annotated[str | None, Argument(metavar="DATA", help="Your own file, or a data set's name.")] = None,
+    ledger_file: common.LedgerFile = None,
 ) -> None:
     """List every charge and every change of a budget, oldest first, and check that nothing was edited."""
     ledger = _ledger(ledger_file)
     rows = [_history_row(entry) for entry in ledger.history(_data_id(ledger, data) if data else None)]
-    if not rows and not as_json and not quiet:
+    if not rows and common.output().text:
         typer.echo(f"nothing has been charged to {ledger.path}")
         return
-    print_table(rows, as_json=as_json, quiet=quiet, title=f"History of {ledger.path}")
+    common.print_table(rows, title=f"History of {ledger.path}")
 
 
 def _history_row(entry: Any) -> dict[str, Any]:
@@ -523,15 +481,8 @@ def _about(about: Any) -> str:
     return "data: " + ", ".join(said or ["a sketch of its records"])
 
 
-def _said(text: str, as_json: bool, quiet: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps({"recorded": text}, ensure_ascii=False))
-    elif not quiet:
-        typer.echo(text)
-
-
 def _known(ledger: Any, name: str) -> str:
-    """The id of a data set of the ledger, by what somebody calls it."""
+    """The id of a data set of the ledger, by its id, name or file."""
     dataset = ledger.find(name)
     return dataset if dataset is not None else _data_id(ledger, name)
 
@@ -567,14 +518,12 @@ def _data_id(ledger: Any, data: str) -> str:
 
 
 def statement(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    run: Annotated[Path, Argument(metavar="RUN", help="The folder of a finished run.")],
     out: Annotated[
-        Path | None, typer.Option(help="A new file that ends in .md, .html, .pdf or .json (default: print it).")
+        Path | None, Option(help="A new file that ends in .md, .html, .pdf or .json (default: print it).")
     ] = None,
-    party: Annotated[str, typer.Option(help="One institution of a federation.")] = "",
-    ledger: LedgerFile = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    party: Annotated[str, Option(help="One institution of a federation.")] = "",
+    ledger: common.LedgerFile = None,
 ) -> None:
     """Write what a run guarantees, for a data protection officer: in plain words first, then the details."""
     from dither.experiment.statement import statement as stated
@@ -582,72 +531,45 @@ def statement(
     document = stated(run, party=party, ledger=ledger)
     if out is not None:
         document.save(out)
-    if as_json:
-        typer.echo(document.to_json())
-    elif out is not None and not quiet:
-        typer.echo(f"wrote {out}")
-    elif not quiet:
-        typer.echo(document.to_markdown())
+    if common.emit(document):
+        typer.echo(document.to_markdown() if out is None else f"wrote {out}")
 
 
 def check(
     file: Annotated[
         Path,
-        typer.Argument(
-            metavar="FILE", help="A description (.toml), an Opacus accountant (.json), or an event's text."
-        ),
+        Argument(metavar="FILE", help="A description (.toml), an Opacus accountant (.json), or an event's text."),
     ],
-    settings: Settings = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    settings: common.Settings = None,
 ) -> None:
     """Compare claimed and proven ε of training that Dither did not run (exit code 1: the claim has no proof)."""
     from dither.experiment.check import check as checked
-    from dither.spec import parse_setting
 
-    result = checked(file, dict(parse_setting(each) for each in settings or []))
-    if as_json:
-        typer.echo(result.to_json())
-    elif not quiet:
-        lines = result.lines()
+    result = checked(file, common.values_of(settings))
+    if common.emit(result):
         typer.echo(result.training.title)
-        for what, value in lines:
+        for what, value in result.lines():
             typer.echo(f"  {what:<12} {value}")
     if result.training.claimed_epsilon is not None and not result.supported:
         sys.exit(1)
 
 
-# reason: one parameter an option, as Typer has it
 def stats(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="One table for each institution (CSV or Parquet).")
+        list[Path], Argument(metavar="FILE...", help="One table for each institution (CSV or Parquet).")
     ],
-    epsilon: Annotated[float, typer.Option(help="ε of all these statistics together.")],
-    delta: Annotated[float, typer.Option(help="δ of that ε.")] = 1e-5,
-    columns: Annotated[str, typer.Option(help="Names of columns, with commas between (default: all).")] = "",
-    ledger: LedgerFile = None,
-    new_ledger: NewLedger = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    epsilon: Annotated[float, Option(help="ε of all these statistics together.")],
+    delta: common.Delta = 1e-5,
+    columns: Annotated[str, Option(help="Names of columns, separated by commas (default: all).")] = "",
+    ledger: common.LedgerFile = None,
+    new_ledger: common.NewLedger = False,
 ) -> None:
     """Print private statistics of tables: counts, means, quantiles and categories, with one ε for all of them."""
     from dither.experiment import statistics
 
     result = statistics.statistics(
-        files,
-        epsilon=epsilon,
-        delta=delta,
-        columns=[name.strip() for name in columns.split(",") if name.strip()],
-        ledger=ledger,
-        new_ledger=new_ledger,
+        files, epsilon=epsilon, delta=delta, columns=common.names_in(columns), ledger=ledger, new_ledger=new_ledger
     )
-    if as_json:
-        typer.echo(result.to_json())
-        return
-    print_table(
-        result.rows(),
-        quiet=quiet,
-        title=f"Private statistics of {len(files)} {'table' if len(files) == 1 else 'tables'}",
-        footer=f"proven ε = {epsilon:g}, δ = {delta:g}, zero-out, against a server that sees every institution's "
-        "counts; intervals of 95% include the noise",
-    )
+    if common.emit(result):
+        title = f"Private statistics of {len(files)} {'table' if len(files) == 1 else 'tables'}"
+        common.print_table(result.rows(), title=title, footer=common.counts_guarantee(epsilon, delta))

@@ -1,51 +1,28 @@
-"""dither run, presets, keys, evaluate, predict."""
+"""dither run, sweep, start, evaluate, predict, presets, keys."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from dither.cli import common
-from dither.cli.common import (
-    LOCAL,
-    OWN_PROCESS,
-    Coordinator,
-    DataDir,
-    Json,
-    LedgerFile,
-    NewLedger,
-    Process,
-    Processes,
-    Quiet,
-    RunProgress,
-    Settings,
-    error_terminal,
-    escape,
-    on_interrupt,
-    print_report,
-    print_table,
-    refuse_input,
-    several,
-    short,
-    source_from,
-)
+from dither.cli.privacy import print_split
 from dither.errors import BudgetExhausted, SpecError
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from dither.experiment.report import Report
+    from dither.experiment.start import Project
+    from dither.experiment.sweep import Sweep
 
-DIVERGED_EXIT_CODE = (
-    7  # of a run whose model is worthless, as public records or the model itself show; its files are kept
-)
+DIVERGED_EXIT_CODE = 7  # the model is worthless, as public records or the model itself show; its files are kept
 
 
 # reason: one parameter an option, as Typer has it
@@ -53,33 +30,27 @@ def run(
     context: typer.Context,
     what: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="[PRESET | SPEC.toml | TABLES...]",
             help="What to run (default: adult). TABLES: your own table, several (one for each institution), or a "
             "folder of them.",
             autocompletion=common.presets,
         ),
     ] = None,
-    settings: Settings = None,
-    label: Annotated[str, typer.Option(metavar="COLUMN", help="Label column of TABLES.")] = "",
-    seed: Annotated[
-        int | None, typer.Option(help="Seed for the partition, model, cohorts, batches and noise.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Run folder to create (default: runs/METHOD-DATA-TIME).")
-    ] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue an interrupted run folder.")] = None,
-    data_dir: DataDir = None,
-    ledger: LedgerFile = None,
-    new_ledger: NewLedger = False,
+    settings: common.Settings = None,
+    label: Annotated[str, Option(metavar="COLUMN", help="Label column of TABLES.")] = "",
+    seed: Annotated[int | None, Option(help="Seed for the partition, model, cohorts, batches and noise.")] = None,
+    out: Annotated[Path | None, Option(help="Run folder to create (default: runs/METHOD-DATA-TIME).")] = None,
+    resume: Annotated[Path | None, Option(metavar="DIR", help="Continue an interrupted run folder.")] = None,
+    data_dir: common.DataDir = None,
+    ledger: common.LedgerFile = None,
+    new_ledger: common.NewLedger = False,
     checkpoint_seconds: Annotated[
-        float, typer.Option(min=0, help="Minimum seconds between checkpoints; 0 writes one at every evaluation.")
+        float, Option(min=0, help="Minimum seconds between checkpoints; 0 writes one at every evaluation.")
     ] = 5.0,
-    processes: Processes = None,
-    process: Process = None,
-    coordinator: Coordinator = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    processes: common.Processes = None,
+    process: common.Process = None,
+    coordinator: common.Coordinator = None,
 ) -> None:
     """Train a preset or your own spec, and write a run folder with the model, metrics and a plot."""
     if resume is not None and out is not None:
@@ -88,40 +59,32 @@ def run(
     if process:
         from dither.experiment import train
 
-        with several(processes, process, coordinator, silent=quiet):
+        with common.several(processes, process, coordinator):
             train.run(source or "adult", data_dir=data_dir)  # the spec of process 0 counts; exits after the rounds
     if label:
         settings = [*(settings or []), f"data.label={label}"]
-    spec = source_from(source, resume, settings, seed)  # refuses mistakes before JAX is imported
+    spec = common.source_from(source, resume, settings, seed)  # refuses mistakes before JAX is imported
     from dither.experiment import train
 
-    view = RunProgress(silent=quiet or as_json)
+    view = common.RunProgress(silent=not common.output().text)
 
     def advice() -> str:
         return _how_to_resume(view.folder or resume or out)
 
-    with on_interrupt(advice), several(processes, process, coordinator, silent=quiet, advice=advice), view:
+    with common.on_interrupt(advice), common.several(processes, process, coordinator, advice=advice), view:
         result = train.run(
             spec, out=out, resume=resume, data_dir=data_dir, ledger=ledger, new_ledger=new_ledger,
             checkpoint_seconds=checkpoint_seconds, on_start=view.start, on_evaluation=view.update,
-            keep_programs=context.obj == OWN_PROCESS,
+            keep_programs=context.obj == common.OWN_PROCESS,
         )  # fmt: skip
-    if as_json:
-        from dither.experiment.folder import to_json
-
-        typer.echo(to_json({"folder": str(result.folder), **result.to_dict()}, indent=2))
-    elif not quiet:
-        print_report(result)
+    if common.emit({"folder": str(result.folder), **result.to_dict()}):
+        common.print_report(result)
         if resume is not None and view.folder is None:
             typer.echo(f"{resume} was finished before: nothing was trained")
-    from dither.experiment.advice import DIVERGED
+    from dither.experiment.metrics import DIVERGED
 
     if result.stopped:
-        error_terminal().print(
-            f"[bold yellow]stopped:[/] {escape(result.stopped)}; model and metrics are kept",
-            soft_wrap=True,
-            highlight=False,
-        )
+        common.say(f"{result.stopped}; model and metrics are kept", "stopped:", "bold yellow")
         sys.exit(BudgetExhausted.exit_code)
     if any(each.kind == DIVERGED for each in result.advice):
         sys.exit(DIVERGED_EXIT_CODE)
@@ -144,82 +107,75 @@ def _how_to_resume(folder: Path | None) -> str:
 
 
 def presets(
-    name: Annotated[
-        str | None, typer.Argument(help="Print this preset as TOML.", autocompletion=common.presets)
-    ] = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    name: Annotated[str | None, Argument(help="Print this preset as TOML.", autocompletion=common.presets)] = None,
 ) -> None:
-    """List the presets, or print one as TOML, as a start for your own spec."""
+    """List the presets, or print one as TOML to start your own spec from."""
     from dither import spec
 
     if name is not None:
-        text = spec.preset_text(name)
-        if as_json:
-            typer.echo(json.dumps(spec.Spec.from_preset(name).to_dict(), indent=2, ensure_ascii=False))
-        elif not quiet:
-            typer.echo(text, nl=False)
+        if common.emit(spec.Spec.from_preset(name).to_dict()):
+            typer.echo(spec.preset_text(name), nl=False)
         return
     rows = [{"preset": each, "what": spec.preset_title(each)} for each in spec.preset_names()]
     footer = "dither run PRESET; dither presets PRESET prints it"
-    print_table(rows, as_json=as_json, quiet=quiet, title="Presets", footer=footer)
+    common.print_table(rows, title="Presets", footer=footer)
 
 
-def keys(
-    method: Annotated[str | None, typer.Argument(help="Also list the constants of this method.")] = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+def keys(method: Annotated[str | None, Argument(help="Also list the options of this method.")] = None) -> None:
     """List every key of a spec, with its default and its meaning."""
     from dither import spec
 
     rows = [
-        {"key": key, "default": short(default), "what": what} for key, default, what in spec.describe_keys(method)
+        {"key": key, "default": common.short(default), "what": what}
+        for key, default, what in spec.describe_keys(method)
     ]
     footer = "in TOML, or with --set key=value"
-    print_table(rows, as_json=as_json, quiet=quiet, title="Keys of a spec", footer=footer)
+    common.print_table(rows, title="Keys of a spec", footer=footer)
 
 
 def evaluate(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
+    run_folder: Annotated[Path, Argument(metavar="RUN", help="A finished run folder.")],
     data: Annotated[
         list[Path],
-        typer.Option(
-            "--data", help="Records with labels: CSV, Parquet, npz or a folder; with --epsilon also several."
-        ),
+        Option("--data", help="Records with labels: CSV, Parquet, npz or a folder; with --epsilon also several."),
     ],
     epsilon: Annotated[
-        float | None, typer.Option(help="Score privately with this ε, one file for each institution.")
+        float | None, Option(help="Score privately with this ε, one file for each institution.")
     ] = None,
-    delta: Annotated[float, typer.Option(help="δ of that ε.")] = 1e-5,
-    ledger: LedgerFile = None,
-    new_ledger: NewLedger = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    delta: common.Delta = 1e-5,
+    ledger: common.LedgerFile = None,
+    new_ledger: common.NewLedger = False,
 ) -> None:
-    """Print the scores of a trained run on a file, beside those of a constant. Without --epsilon they are exact:
+    """Score a trained run on a file, next to a constant prediction. Without --epsilon the scores are exact:
     do not publish them."""
     from dither.experiment.metrics import NAMES
     from dither.experiment.report import load
 
     trained = load(run_folder)
     if epsilon is not None:
-        _evaluate_privately(trained, data, (epsilon, delta), (ledger, new_ledger), as_json=as_json, quiet=quiet)
+        from dither.experiment.evaluation import evaluate_privately
+
+        result = evaluate_privately(
+            trained, data, epsilon=epsilon, delta=delta, ledger=ledger, new_ledger=new_ledger
+        )
+        if common.emit(result):
+            common.print_table(
+                result.rows(), title=f"{result.records:,} records", footer=common.counts_guarantee(epsilon, delta)
+            )
         return
     if len(data) > 1:
         raise SpecError(
             f"--data was given {len(data)} times; exact scores are of one file, private ones need --epsilon"
         )
     evaluated = trained.evaluate(data[0])
-    if as_json:
-        typer.echo(json.dumps({**evaluated.to_dict(), "local": True}))
+    if not common.emit({**evaluated.to_dict(), "local": True}):
         return
     scores = evaluated.scores
     rows = [
         {"": who, **{NAMES[name]: f"{values[name]:.4f}" for name in scores.model if name in values}}
         for who, values in (("the model", scores.model), (scores.trivial_predictor, scores.trivial))
     ]
-    print_table(rows, quiet=quiet, title=f"{scores.records} records, loss {evaluated.loss:.4f}")
+    common.print_table(rows, title=f"{scores.records} records, loss {evaluated.loss:.4f}")
     if scores.confusion and len(scores.confusion) <= 10:
         counts = [
             {
@@ -228,49 +184,18 @@ def evaluate(
             }
             for name, row in zip(trained.classes, scores.confusion, strict=True)
         ]
-        print_table(counts, quiet=quiet)
-    if not quiet:
-        typer.echo(f"{LOCAL}: exact scores of {data[0].name}, which no ε covers")
-
-
-# reason: one parameter an option, as Typer has it
-def _evaluate_privately(
-    trained: Report,
-    data: list[Path],
-    budget: tuple[float, float],
-    ledger: tuple[Path | None, bool],
-    *,
-    as_json: bool,
-    quiet: bool,
-) -> None:
-    from dither.experiment.evaluation import evaluate_privately
-
-    (epsilon, delta), (path, new_ledger) = budget, ledger
-    result = evaluate_privately(trained, data, epsilon=epsilon, delta=delta, ledger=path, new_ledger=new_ledger)
-    if as_json:
-        typer.echo(result.to_json())
-        return
-    print_table(
-        result.rows(),
-        quiet=quiet,
-        title=f"{result.records:,} records",
-        footer=f"proven ε = {epsilon:g}, δ = {delta:g}, zero-out, against a server that sees every institution's "
-        "counts; intervals of 95% include the noise",
-    )
+        common.print_table(counts)
+    typer.echo(f"{common.LOCAL}: exact scores of {data[0].name}, which no ε covers")
 
 
 def predict(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
-    data: Annotated[Path, typer.Option("--data", help="Records: CSV, Parquet, npz or a folder.")],
-    out: Annotated[
-        Path, typer.Option("--out", help="CSV to write: the class and its probabilities; - prints it.")
-    ],
+    run_folder: Annotated[Path, Argument(metavar="RUN", help="A finished run folder.")],
+    data: Annotated[Path, Option("--data", help="Records: CSV, Parquet, npz or a folder.")],
+    out: Annotated[Path, Option("--out", help="CSV to write, with classes and probabilities; - prints it.")],
     ids: Annotated[
         list[str] | None,
-        typer.Option("--id", metavar="COLUMN", help="Copy this column (a record's number, say) into the CSV."),
+        Option("--id", metavar="COLUMN", help="Copy this column (a record's number, say) into the CSV."),
     ] = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Predict the class (or the number) of each record of a file with a trained run."""
     from dither.data.tables import existing_file, read_table, text_column
@@ -279,7 +204,7 @@ def predict(
     from dither.experiment.report import load
 
     trained, printed = load(run_folder), str(out) == "-"
-    refuse_input(out, data, *RunFolder(run_folder).path.rglob("*"))
+    common.refuse_input(out, data, *RunFolder(run_folder).path.rglob("*"))
     columns: dict[str, np.ndarray] = {}
     if ids:
         table = read_table(existing_file(data))
@@ -301,8 +226,201 @@ def predict(
         typer.echo(text.getvalue(), nl=False)
         return
     write_text(out, text.getvalue())
-    if as_json:
-        typer.echo(json.dumps({"predictions": len(rows), "file": str(out)}))
-    elif not quiet:
+    if common.emit({"predictions": len(rows), "file": str(out)}):
         order = "" if ids else ", in the order of the records (--id COLUMN copies a column)"
         typer.echo(f"{len(rows)} predictions in {out}{order}")
+
+
+# From raw tables to an evaluated model
+
+
+# reason: one parameter an option, as Typer has it
+def start(
+    tables: Annotated[
+        list[str],
+        Argument(
+            metavar="TABLES...",
+            help="Your own table (CSV, Parquet), several (one for each institution), or a folder of them.",
+        ),
+    ],
+    label: Annotated[str, Option(metavar="COLUMN", help="Label column (default: proposed from the header).")] = "",
+    epsilon: Annotated[float, Option(help="The ε that covers everything.")] = 1.0,
+    delta: Annotated[float, Option(help="δ of that ε (default: by the record count).", show_default=False)] = 0.0,
+    split: Annotated[
+        str, Option(help="Percentages of the budget (μ²) for schema, training and evaluation.")
+    ] = "5,85,10",
+    task: common.Task = "auto",
+    classes: common.Classes = "",
+    drop: common.Drop = None,
+    keep: common.Keep = None,
+    settings: common.Settings = None,
+    out: Annotated[Path | None, Option(help="Folder to create (default: runs/start-TIME).")] = None,
+    ledger: common.LedgerFile = None,
+    new_ledger: common.NewLedger = False,
+    yes: Annotated[bool, Option("--yes", help="Do not ask for confirmation.")] = False,
+) -> None:
+    """Go from raw tables to an evaluated private model, with one ε for schema, training and evaluation."""
+    from dither.experiment import start as project
+    from dither.experiment.private_schema import Wanted
+
+    asks = not yes and not common.output().json and sys.stdin.isatty()
+    path = tables if len(tables) > 1 else tables[0]
+    if not label:
+        proposed, header = project.propose_label(path)
+        label = typer.prompt(f"Label column ({', '.join(header)})", default=proposed) if asks else proposed
+    try:
+        shares = [float(part) / 100 for part in split.split(",")]
+    except ValueError:
+        raise SpecError(f"--split {split!r} must be three numbers, such as 5,85,10") from None
+    wanted = Wanted(label, task, common.names_in(classes), tuple(drop or ()), tuple(keep or ()))
+    plan = project.plan_project(path, wanted, epsilon=epsilon, delta=delta, shares=shares)
+    if common.output().text:
+        for what, value in plan.lines():
+            common.say(f"{what:<11} {value}", style="default")
+    if asks and not typer.confirm("Nothing has been looked at yet. Spend this?", default=True, err=True):
+        return
+    view = common.RunProgress(silent=not common.output().text)
+    advice = "what was charged stays charged; `dither budget show` lists it"
+
+    def step(line: str) -> None:
+        if common.output().text:
+            common.say(f"{line} ...")
+
+    with common.on_interrupt(advice), view:
+        done = project.start_project(
+            plan, out=out, ledger=ledger, new_ledger=new_ledger, on_step=step,
+            values=common.values_of(settings), on_start=view.start, on_evaluation=view.update,
+        )  # fmt: skip
+    if common.emit(done):
+        _print_project(done)
+
+
+def _print_project(done: Project) -> None:
+    from dither.experiment.report import uncovered
+
+    for column, why in done.excluded.items():
+        typer.echo(f"left out: {column!r} {why}")
+    title = f"Private scores on {done.scores.records:,} records that training left out"
+    common.print_table(done.scores.rows(), title=title, footer="intervals of 95% include the noise")
+    print_split(done.split)
+    gaps = uncovered(done.report.epsilon.main)
+    covers = "covers all of it" if not gaps else "covers all of it but what follows"
+    typer.echo(f"one ε = {done.epsilon.epsilon:.4g} at δ = {done.epsilon.delta:.5g} {covers}")
+    for text in gaps:
+        typer.echo(f"not covered: {text}")
+    typer.echo(f"in {done.folder}: schema.toml, spec.toml, run/ (the model), federation.toml, project.json")
+    typer.echo(f"next: dither account {done.folder / 'run'}; dither statement {done.folder / 'run'}")
+    served = done.folder / "federation.toml"
+    typer.echo(f"the same with each table at its owner's: dither serve {served} (docs/deployment.md)")
+
+
+# Many runs
+
+
+# reason: one parameter per option of the command
+def sweep(
+    what: Annotated[str, Argument(metavar="PRESET | SPEC.toml", help="What every run starts from.")],
+    vary: Annotated[
+        list[str] | None,
+        Option(
+            "--vary",
+            metavar="KEY=VALUES",
+            help="Values of a key: privacy.epsilon=0.1,1 or seed=0:5 (0 to 4). May be repeated.",
+        ),
+    ] = None,
+    settings: common.Settings = None,
+    out: Annotated[
+        Path | None, Option(help="Folder to create or to continue (default: sweeps/METHOD-DATA-TIME).")
+    ] = None,
+    max_memory: Annotated[
+        str | None, Option(metavar="BYTES", help="Memory limit for runs that train in parallel, e.g. 4GB.")
+    ] = None,
+    data_dir: common.DataDir = None,
+    ledger: common.LedgerFile = None,
+    new_ledger: common.NewLedger = False,
+    processes: common.Processes = None,
+    process: common.Process = None,
+    coordinator: common.Coordinator = None,
+) -> None:
+    """Train every combination of the varied values and write tables and a picture."""
+    if process:
+        from dither.experiment.sweep import sweep as run_sweep
+
+        with common.several(processes, process, coordinator):
+            run_sweep(what, data_dir=data_dir)  # the specs of process 0 count; exits after the batches
+    from dither.experiment.sweep.run import default_folder, parse_vary, product
+
+    spec, values, grid = common.spec_from(what, settings), common.values_of(settings), parse_vary(vary or [])
+    product(spec, grid, values)  # refuses mistakes before other processes start
+    folder = out or default_folder(spec.with_values(values))
+    from dither.experiment.sweep import sweep as run_sweep
+
+    def how_to_continue() -> str:
+        arguments = sys.argv[1:] if out is not None else [*sys.argv[1:], "--out", str(folder)]
+        return f"finished batches are kept, continue with: {shlex.join(['dither', *arguments])}"
+
+    with (
+        common.on_interrupt(how_to_continue),
+        common.several(processes, process, coordinator, advice=how_to_continue),
+        common.Bar(silent=not common.output().text) as bar,
+    ):
+        result = run_sweep(
+            spec, grid, values=values, out=folder, max_memory=max_memory, data_dir=data_dir,
+            on_progress=bar.update, ledger=ledger, new_ledger=new_ledger,
+        )  # fmt: skip
+    from dither.experiment.sweep.result import SweepFolder
+
+    if common.emit({"folder": str(folder), **(SweepFolder(folder).summary() or {})}):
+        _print_sweep(result, folder)
+
+
+_SHOWN = ("auc", "f1", "rmse", "mae")  # the other metrics are in runs.csv
+
+
+def _print_sweep(result: Sweep, folder: Path) -> None:
+    from dither.experiment.metrics import NAMES
+
+    table = result.table()
+    proven = "assumed ε" if any(row.get("assumed") for row in table) else "proven ε"
+    shown = [
+        {
+            **{key: common.short(value) for key, value in row.items() if key in result.keys},
+            "runs": row["runs"],
+            result.score_name: _with_error(row[result.score], row[f"{result.score}_error"]),
+            "loss": _with_error(row["loss"], row["loss_error"]),
+            **{NAMES[name]: _with_error(row[name], row[f"{name}_error"]) for name in _SHOWN if name in row},
+            "claimed ε": f"{common.epsilon_text(row['claimed_epsilon'])} per {row['claimed_unit']}",
+            proven: f"{common.epsilon_text(row['proven_epsilon'])} per {row['proven_unit']}",
+        }
+        for row in table
+    ]
+    seeds = "mean ± standard error over seeds; " if any(row["runs"] > 1 for row in table) else ""
+    footer = f"{seeds}{proven}: the largest over seeds, {_guarantee(result)}"
+    common.print_table(shown, title=result.title(), footer=footer)
+    for line in result.warnings():
+        typer.echo(f"note: {line}")
+    for line in result.not_covered():
+        typer.echo(f"not covered: {line.removeprefix('not covered: ')}")
+    timing = result.timing
+    rest = sum(seconds for name, seconds in timing.items() if name not in ("compile", "rounds", "evaluation"))
+    common.terminal().print(
+        f"compiling {timing.get('compile', 0):.1f} s, rounds {timing.get('rounds', 0):.1f} s, evaluation "
+        f"{timing.get('evaluation', 0):.1f} s, the rest {rest:.1f} s",
+        highlight=False,
+    )
+    typer.echo(f"tables, curves and picture: {folder}")
+
+
+def _guarantee(result: Sweep) -> str:
+    """What the proven ε holds for."""
+    from dither.experiment.report import ADVERSARIES
+
+    if {"privacy.adjacency", "privacy.view", "privacy.delta"} & set(result.keys):
+        return "for each setting's view, neighbours and δ"
+    spec = result.specs[0]
+    adversary = ADVERSARIES[spec.privacy.view]
+    return f"for {spec.adjacency} neighbours, against {adversary}, δ = {spec.privacy.delta:g}"
+
+
+def _with_error(mean: float, error: float | None) -> str:
+    return f"{mean:.4f}" if error is None else f"{mean:.4f} ± {error:.4f}"

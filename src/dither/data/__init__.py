@@ -24,7 +24,7 @@ from dither.data.dataset import (
     stream,
     zeros_aligned,
 )
-from dither.data.drafts import Draft, draft, draft_frame, draft_schema
+from dither.data.drafts import Draft, draft
 from dither.data.hashing import file_digest, hash_table
 from dither.data.plots import class_counts, describe, draw_partition, partition_table
 from dither.data.schema import (
@@ -54,8 +54,6 @@ __all__ = [
     "class_counts",
     "describe",
     "draft",
-    "draft_frame",
-    "draft_schema",
     "draw_partition",
     "entries",
     "file_digest",

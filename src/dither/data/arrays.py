@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dither.data.dataset import Dataset, MappedArray, blocks, hold_out, zeros_aligned
+from dither.data.dataset import Dataset, LoadOptions, MappedArray, blocks, hold_out, zeros_aligned
 from dither.data.hashing import RecordHasher, hash_arrays
 from dither.data.schema import PUBLIC, READ_FROM_DATA, Encoded, Label, propose_task, scaled_labels
 from dither.data.tables import StrPath, canonical, existing_file, first_line
@@ -39,15 +39,6 @@ FOLDER_FILES = ("x.npy", "y.npy", "x_test.npy", "y_test.npy", "groups.npy", "gro
 _BLOCK_BYTES = 8 << 20  # read at a time
 _MAX_CLASSES = 1 << 16
 _MAX_RECORDS = 2**31 - 1  # row numbers are int32
-
-
-class ArrayOptions(NamedTuple):
-    """How arrays become a data set: the share held out for tests, drawn with `seed`, and what the labels are."""
-
-    test_fraction: float = 0.2
-    seed: int = 0
-    task: str = "auto"
-    label_bounds: tuple[float, ...] = ()  # public bounds of a regression's label; (): read from the data
 
 
 class _Part(NamedTuple):
@@ -66,12 +57,7 @@ class _Part(NamedTuple):
 # .npz files
 
 
-def load_npz(
-    path: StrPath,
-    *,
-    test_path: StrPath = "",
-    options: ArrayOptions = ArrayOptions(),
-) -> Dataset:
+def load_npz(path: StrPath, options: LoadOptions = LoadOptions()) -> Dataset:
     """Load arrays `x, y`, or `x_train, y_train, x_test, y_test`, as they are.
 
     Labels are whole numbers 0, 1, 2, ..., or text; for regression any numbers. An array `classes` names the
@@ -82,8 +68,8 @@ def load_npz(
     split = "x_train" in arrays
     train = _npz_part(arrays, "_train" if split else "", path.name)
     test = None
-    if test_path:
-        other_path = existing_file(test_path)
+    if options.test_path:
+        other_path = existing_file(options.test_path)
         other = _open_npz(other_path)
         test = _npz_part(other, "_test" if "x_test" in other else "", other_path.name)
     elif split and "x_test" in arrays:
@@ -104,7 +90,7 @@ def read_arrays(path: StrPath, *, label: Label, labels: str = "required") -> Enc
     return Encoded(x, label_numbers(part.y, label, path.name), _feature_names(x.shape[1]))
 
 
-def arrays_in_memory(x: Any, y: Any, groups: Any, options: ArrayOptions) -> Dataset:
+def arrays_in_memory(x: Any, y: Any, groups: Any, options: LoadOptions) -> Dataset:
     """A data set of arrays that were given in Python."""
     x, y = np.asarray(x), np.asarray(y)
     _check_shapes(x, y, "data", "X", "y")
@@ -165,16 +151,10 @@ def _in_memory(part: _Part) -> np.ndarray:
 # Folders of .npy files
 
 
-def load_folder(
-    path: StrPath,
-    *,
-    test_path: StrPath = "",
-    options: ArrayOptions = ArrayOptions(),
-    stream: str = "auto",
-) -> Dataset:
+def load_folder(path: StrPath, options: LoadOptions = LoadOptions(), *, stream: str = "auto") -> Dataset:
     """Load the arrays of a folder. With `stream` "yes", `x_train` and `x_test` are `MappedArray`; with "no" they
     are read into memory; "auto" reads them unless they would take more than half of the free memory."""
-    folder = Path(path).expanduser()
+    folder, test_path = Path(path).expanduser(), options.test_path
     train, train_digest, record_hashes = _read_part(folder, "")
     train = train._replace(groups=_read_groups(folder, "groups.npy", len(train.y)))
     test_folder = Path(test_path).expanduser() if test_path else folder
@@ -396,7 +376,7 @@ def _assemble(
     test: _Part | None,
     features: Callable[[_Part], Any],
     declared_classes: np.ndarray | None,
-    options: ArrayOptions,
+    options: LoadOptions,
 ) -> Dataset:
     """A `Dataset` with class numbers (or scaled labels) and a test part: the given one, or a share of the training
     records, stratified by class."""
@@ -434,7 +414,7 @@ def _feature_names(count: int) -> tuple[str, ...]:
     return tuple(f"x{index}" for index in range(count))
 
 
-def _array_label(declared: np.ndarray | None, train: _Part, options: ArrayOptions) -> Label:
+def _array_label(declared: np.ndarray | None, train: _Part, options: LoadOptions) -> Label:
     """Classes or bounds of the labels, and whether they had to be read from the labels."""
     task = "regression" if options.label_bounds else options.task
     if task == "auto" and declared is None and train.y.dtype.kind in "fiu":

@@ -16,29 +16,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from dither.data.arrays import (
-    ArrayOptions,
-    arrays_in_memory,
-    hash_folder,
-    hash_npz,
-    load_folder,
-    load_npz,
-    read_idx,
-)
+from dither.data.arrays import arrays_in_memory, hash_folder, hash_npz, load_folder, load_npz, read_idx
 from dither.data.dataset import (
     Dataset,
+    LoadOptions,
     Source,
-    TableOptions,
     dataset_from_sources,
     dataset_from_tables,
     stratified_split,
     zeros_aligned,
 )
 from dither.data.downloads import Download, Origin, Progress, obtain
-from dither.data.drafts import draft_frame
+from dither.data.drafts import draft
 from dither.data.hashing import file_digest, hash_table
 from dither.data.schema import Schema, with_label_bounds
-from dither.data.tables import StrPath, join_tables, read_table, table_files
+from dither.data.tables import StrPath, check_table, join_tables, read_table, table_files
 from dither.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -49,23 +41,10 @@ ADULT_COLUMNS = (
     "relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country",
     "income",
 )  # fmt: skip
-DIGIT_CLASSES = tuple("0123456789")
-FASHION_CLASSES = (
-    "T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",
-)  # fmt: skip
-EMNIST_CLASSES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt")  # the official mapping file
 BYMERGE_TEST_RECORDS = 16_323  # leaves 100,000 for training: 40 users x 2,500 (DP-SCAFFOLD)
 STREAM = ("auto", "yes", "no")
 
 Images = tuple[np.ndarray, np.ndarray]  # (images [n, height, width], labels [n])
-
-
-class LoadOptions(NamedTuple):
-    """What `load` was asked for, for the loaders of named sets."""
-
-    schema: Schema | None
-    table: TableOptions
-    files: dict[str, Path]
 
 
 class CatalogEntry(NamedTuple):
@@ -75,7 +54,17 @@ class CatalogEntry(NamedTuple):
     kind: str  # "table" or "images"
     summary: str
     records: str
+    classes: tuple[str, ...]  # of images; a table's are in its schema
     download: Download | None
+
+
+class Published(NamedTuple):
+    """What the loader of a named set works with."""
+
+    entry: CatalogEntry
+    schema: Schema | None
+    options: LoadOptions
+    files: dict[str, Path]
 
 
 # Tables
@@ -102,52 +91,43 @@ def read_adult(path: Path) -> pd.DataFrame:
     return frame
 
 
-def _load_adult(options: LoadOptions) -> Dataset:
-    schema = options.schema or packaged_schema("adult")
-    table = options.table._replace(test_fraction=0.2, seed=0)  # unused: the test records are published
+def _load_adult(published: Published) -> Dataset:
+    schema, options = published.schema or packaged_schema("adult"), published.options
 
     def encode() -> Dataset:
-        train, test = read_adult(options.files["train"]), read_adult(options.files["test"])
-        return dataset_from_tables("adult", train, test, schema, table)
+        train, test = read_adult(published.files["train"]), read_adult(published.files["test"])
+        return dataset_from_tables("adult", train, test, schema, options)
 
-    return cached("adult", schema, table, options.files, encode)
+    return cached("adult", schema, options, published.files, encode)
 
 
-def _load_breast_cancer(options: LoadOptions) -> Dataset:
+def _load_breast_cancer(published: Published) -> Dataset:
     import pandas as pd
     from sklearn.datasets import load_breast_cancer
 
     bunch = load_breast_cancer()
     frame = pd.DataFrame(bunch.data, columns=list(bunch.feature_names))
     frame["diagnosis"] = [str(bunch.target_names[target]) for target in bunch.target]
-    schema = options.schema or packaged_schema("breast-cancer")
-    # The split of a named set is the same for everyone: results must be comparable.
-    table = options.table._replace(test_fraction=0.2, seed=0)
-    return dataset_from_tables("breast-cancer", frame, None, schema, table)
+    schema = published.schema or packaged_schema("breast-cancer")
+    return dataset_from_tables("breast-cancer", frame, None, schema, published.options)
 
 
 # Images
 
 
-def image_dataset(
-    name: str,
-    train: Images,
-    test: Images,
-    classes: tuple[str, ...],
-    *,
-    largest: int = 255,
-    notes: tuple[str, ...] = (),
+def _image_dataset(
+    entry: CatalogEntry, train: Images, test: Images, *, largest: int = 255, notes: tuple[str, ...] = ()
 ) -> Dataset:
     """A `Dataset` from training and test images, scaled to [0, 1] by the largest grey value of the format."""
     height, width = train[0].shape[1:]
     x_train, x_test = _to_features([train[0], test[0]], largest)
     return Dataset(
-        name=name,
+        name=entry.name,
         x_train=x_train,
         y_train=train[1].astype(np.int32),
         x_test=x_test,
         y_test=test[1].astype(np.int32),
-        classes=classes,
+        classes=entry.classes,
         feature_names=tuple(f"pixel {row},{column}" for row in range(height) for column in range(width)),
         image_shape=(height, width, 1),
         notes=notes,
@@ -175,52 +155,45 @@ def upright(images: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(images.transpose(0, 2, 1))
 
 
-def _load_digits(options: LoadOptions) -> Dataset:
+def _load_digits(published: Published) -> Dataset:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
     train, test = _split_images(bunch.images, bunch.target, round(0.2 * len(bunch.target)))
-    return image_dataset("digits", train, test, DIGIT_CLASSES, largest=16)
+    return _image_dataset(published.entry, train, test, largest=16)
 
 
-def _load_mnist_5k(options: LoadOptions) -> Dataset:
-    table = np.loadtxt(options.files["images"], delimiter=",", dtype=np.uint8)
+def _load_mnist_5k(published: Published) -> Dataset:
+    table = np.loadtxt(published.files["images"], delimiter=",", dtype=np.uint8)
     train, test = _split_images(table[:, :-1].reshape(-1, 28, 28), table[:, -1], len(table) // 5)
     notes = ("5,000 images of MNIST, 500 per digit, not the full set",)
-    return image_dataset("mnist-5k", train, test, DIGIT_CLASSES, notes=notes)
+    return _image_dataset(published.entry, train, test, notes=notes)
 
 
-def _idx_loader(name: str, classes: tuple[str, ...]) -> Callable[[LoadOptions], Dataset]:
-    def load_idx(options: LoadOptions) -> Dataset:
-        parts = {part: read_idx(path) for part, path in options.files.items()}
-        if name.startswith("emnist"):
-            for part in ("train images", "test images"):
-                parts[part] = upright(parts[part])
-        train = (parts["train images"], parts["train labels"])
-        return image_dataset(name, train, (parts["test images"], parts["test labels"]), classes)
-
-    return load_idx
+def _load_idx(published: Published) -> Dataset:
+    parts = {part: read_idx(path) for part, path in published.files.items()}
+    train, test = ((parts[f"{part} images"], parts[f"{part} labels"]) for part in ("train", "test"))
+    if published.entry.name.startswith("emnist"):
+        train, test = (upright(train[0]), train[1]), (upright(test[0]), test[1])
+    return _image_dataset(published.entry, train, test)
 
 
-def _load_bymerge(options: LoadOptions) -> Dataset:
-    images, labels = read_idx(options.files["test images"]), read_idx(options.files["test labels"])
+def _load_bymerge(published: Published) -> Dataset:
+    images, labels = read_idx(published.files["test images"]), read_idx(published.files["test labels"])
     train, test = _split_images(images, labels, BYMERGE_TEST_RECORDS)
     notes = (
         "the test part of EMNIST ByMerge, not the Balanced set: the same 47 classes, unequal in size",
         f"split by Dither, stratified, into {len(train[1]):,} training and {len(test[1]):,} test images",
     )
     train, test = (upright(train[0]), train[1]), (upright(test[0]), test[1])
-    return image_dataset("emnist-bymerge", train, test, EMNIST_CLASSES, notes=notes)
+    return _image_dataset(published.entry, train, test, notes=notes)
 
 
 # The catalog
 
-_LOADERS: dict[str, Callable[[LoadOptions], Dataset]] = {
+_LOADERS: dict[str, Callable[[Published], Dataset]] = {
     "adult": _load_adult,
-    "mnist": _idx_loader("mnist", DIGIT_CLASSES),
     "mnist-5k": _load_mnist_5k,
-    "fashion-mnist": _idx_loader("fashion-mnist", FASHION_CLASSES),
-    "emnist-balanced": _idx_loader("emnist-balanced", EMNIST_CLASSES),
     "emnist-bymerge": _load_bymerge,
     "digits": _load_digits,
     "breast-cancer": _load_breast_cancer,
@@ -233,7 +206,8 @@ def entries() -> dict[str, CatalogEntry]:
     for name, listed in _read_toml("catalog.toml").items():
         origins = (Origin(**{**origin, "files": tuple(origin["files"])}) for origin in listed.get("origins", ()))
         download = Download(name, listed["folder"], listed["parts"], tuple(origins)) if "parts" in listed else None
-        catalog[name] = CatalogEntry(name, listed["kind"], listed["summary"], listed["records"], download)
+        classes = tuple(listed.get("classes", ()))
+        catalog[name] = CatalogEntry(name, listed["kind"], listed["summary"], listed["records"], classes, download)
     return catalog
 
 
@@ -302,56 +276,28 @@ def load(
                          arrays (x, y) or (x, y, groups)
     split_by_rows        hold out rows of your own tables by their number alone, not stratified by class
     """
-    if records is not None:
-        bounds = tuple(label_bounds)
-        options = TableOptions(encoding, features, group_column, test_fraction, seed, task, bounds, split_by_rows)
-        return _checked(_load_records(records, test_path, label, schema, options), task)
-    if bool(name) == bool(path):
+    if records is None and bool(name) == bool(path):
         given = f"both name={name!r} and path={str(path)!r}" if name else "neither name nor path"
         raise DataError(f"{given} given; give exactly one")
     if stream not in STREAM:
         raise DataError(f"stream={stream!r} is unknown{did_you_mean(stream, STREAM)}")
-    files = table_files(path) if path else []
-    is_folder = bool(path) and not files and Path(cast(StrPath, path)).expanduser().is_dir()
-    if stream == "yes" and not is_folder:
-        raise DataError(
-            f"stream='yes', but {name or str(path)!r} is not a folder of .npy files (x.npy, y.npy); leave it out, "
-            "or save the records as such a folder"
-        )
-    bounds = tuple(label_bounds)
-    table = TableOptions(encoding, features, group_column, test_fraction, seed, task, bounds, split_by_rows)
-    if name:
-        for key, value in (("label", label), ("test_path", test_path)):
-            if value:
-                raise DataError(f"{key}={str(value)!r} is for your own files; leave it out with name={name!r}")
-        return _checked(_load_named(_entry(name), schema, table, data_dir, progress), task)
-    if files:
-        return _checked(_load_own_tables(files, test_path, label, schema, table), task)
-    path = cast(StrPath, path)
-    if not is_folder and Path(path).suffix.lower() != ".npz":
-        return _checked(_load_own_table(path, test_path, label, schema, table), task)
-    kind = "folder of .npy files" if is_folder else ".npz file"
-    if split_by_rows:
-        raise DataError(f"a split by row numbers is for tables, not for a {kind}; leave data.split out")
-    for key, option in (("schema", schema), ("label", label), ("group_column", group_column)):
-        if option:
-            raise DataError(f"{key} is given, but a {kind} holds arrays, which are used as they are; leave it out")
-    arrays = ArrayOptions(test_fraction, seed, task, bounds)
-    if is_folder:
-        return load_folder(path, test_path=test_path, options=arrays, stream=stream)
-    content = file_digest(path)
-    return load_npz(path, test_path=test_path, options=arrays)._replace(content=content)
-
-
-def _checked(dataset: Dataset, task: str) -> Dataset:
-    """The data set, if its label fits the task that was asked for."""
+    options = LoadOptions(label, schema, test_path, encoding, features, group_column, test_fraction, seed, task)
+    options = options._replace(label_bounds=tuple(label_bounds), split_by_rows=split_by_rows)
+    if records is not None:
+        dataset = _load_records(records, options)
+    elif name:
+        if stream == "yes":
+            raise _not_streamable(name)
+        dataset = _load_named(_entry(name), options, data_dir, progress)
+    else:
+        dataset = _load_files(path, options, stream)
     actual = "classification" if dataset.label_bounds is None else "regression"
-    if task in ("auto", actual):
-        return dataset
-    has = f"{len(dataset.classes)} classes" if dataset.classes else "bounds instead of classes"
-    raise DataError(
-        f"task={task!r}, but the label of {dataset.name!r} has {has}; change its schema, or leave task out"
-    )
+    if task not in ("auto", actual):
+        has = f"{len(dataset.classes)} classes" if dataset.classes else "bounds instead of classes"
+        raise DataError(
+            f"task={task!r}, but the label of {dataset.name!r} has {has}; change its schema, or leave task out"
+        )
+    return dataset
 
 
 def hash_records(path: StrPath) -> np.ndarray:
@@ -363,102 +309,120 @@ def hash_records(path: StrPath) -> np.ndarray:
 
 
 def _load_named(
-    entry: CatalogEntry,
-    schema: Schema | StrPath,
-    table: TableOptions,
-    data_dir: StrPath | None,
-    progress: Progress | None,
+    entry: CatalogEntry, options: LoadOptions, data_dir: StrPath | None, progress: Progress | None
 ) -> Dataset:
+    for key in ("label", "test_path"):
+        if value := getattr(options, key):
+            raise DataError(f"{key}={str(value)!r} is for your own files; leave it out with name={entry.name!r}")
     if entry.kind != "table":
         # How columns are encoded is ignored, so that a preset made for tables runs on images too.
-        for key, value in (("group_column", table.group_column), ("schema", schema)):
-            if value:
+        for key in ("group_column", "schema"):
+            if value := getattr(options, key):
                 shown = value if isinstance(value, str) else "..."
                 raise DataError(f"{key}={shown!r} is for tables, but {entry.name!r} holds images; leave it out")
     files = {} if entry.download is None else obtain(entry.download, data_dir=data_dir, progress=progress)
-    agreed = _schema(schema)
-    if table.label_bounds and agreed is None:
+    schema = _schema(options.schema)
+    if options.label_bounds and schema is None:
         raise DataError(
             f"label_bounds is for regression, but the label of {entry.name!r} has classes; leave it out"
         )
-    agreed = agreed and with_label_bounds(agreed, table.label_bounds)
-    return _LOADERS[entry.name](LoadOptions(agreed, table, files))
+    schema = schema and with_label_bounds(schema, options.label_bounds)
+    # The split of a named set is the same for everyone: results must be comparable.
+    options = options._replace(schema="", test_fraction=0.2, seed=0)
+    return _LOADERS.get(entry.name, _load_idx)(Published(entry, schema, options, files))
 
 
-def _load_own_table(
-    path: StrPath,
-    test_path: StrPath,
-    label: str,
-    schema: Schema | StrPath,
-    options: TableOptions,
-) -> Dataset:
-    """A user's own table."""
-    content, frame, name = file_digest(path), read_table(path), Path(path).name
-    agreed, notes = _own_schema(frame, name, label, schema, options)
-    test = read_table(test_path) if test_path else None
-    dataset = dataset_from_tables(name, frame, test, agreed, options)
-    return dataset._replace(record_hashes=hash_table(frame), content=content, notes=(*dataset.notes, *notes))
+def _load_files(path: StrPath | Sequence[StrPath], options: LoadOptions, stream: str) -> Dataset:
+    """A user's own file, files or folder."""
+    files = table_files(path)
+    is_folder = not files and Path(cast(StrPath, path)).expanduser().is_dir()
+    if stream == "yes" and not is_folder:
+        raise _not_streamable(repr(str(path)))
+    several, path = bool(files), files[0] if files else Path(cast(StrPath, path))
+    if several or not (is_folder or path.suffix.lower() == ".npz"):
+        files = files or [path]
+        names = _client_names(files) if several else [path.name]
+        contents = [file_digest(file) for file in files]
+        tables = [read_table(file) for file in files]
+        sources = [
+            Source(name, file, hash_table(table), content=content)
+            for name, file, table, content in zip(names, files, tables, contents, strict=True)
+        ]
+        name = path.resolve().parent.name if several else path.name
+        return _load_tables(name, sources, tables, options, several=several)
+    kind = "folder of .npy files" if is_folder else ".npz file"
+    _check_for_arrays(options, f"a {kind}")
+    for key in ("schema", "label", "group_column"):
+        if getattr(options, key):
+            raise DataError(f"{key} is given, but a {kind} holds arrays, which are used as they are; leave it out")
+    if is_folder:
+        return load_folder(path, options, stream=stream)
+    content = file_digest(path)
+    return load_npz(path, options)._replace(content=content)
 
 
-def _load_own_tables(
-    files: Sequence[Path], test_path: StrPath, label: str, schema: Schema | StrPath, options: TableOptions
-) -> Dataset:
-    """Tables of several institutions, one file each."""
-    contents = [file_digest(file) for file in files]
-    tables = [read_table(file) for file in files]
-    frame = tables[0] if schema else join_tables(files, tables)
-    agreed, notes = _own_schema(frame, files[0].resolve().parent.name, label, schema, options)
-    test = read_table(test_path) if test_path else None
-    sources = [
-        Source(name, file, hash_table(table), content=content)
-        for name, file, table, content in zip(_client_names(files), files, tables, contents, strict=True)
-    ]
-    for file, table in zip(files, tables, strict=True):
-        try:
-            agreed.check_columns(table)
-        except DataError as error:
-            raise DataError(f"{file.name!r}: {error}") from None
-    dataset = dataset_from_sources(sources, tables, test, agreed, options)
-    return dataset._replace(notes=(*dataset.notes, *notes))
-
-
-def _load_records(
-    records: Any, test_path: StrPath, label: str, schema: Schema | StrPath, options: TableOptions
-) -> Dataset:
+def _load_records(records: Any, options: LoadOptions) -> Dataset:
     """Records that were given in Python. A ledger knows them by the hashes of the records, in any order."""
     import pandas as pd
 
     if isinstance(records, tuple):
-        if options.split_by_rows:
-            raise DataError("a split by row numbers is for tables, not for arrays; leave data.split out")
-        arrays = ArrayOptions(options.test_fraction, options.seed, options.task, options.label_bounds)
+        _check_for_arrays(options, "arrays")
         if len(records) not in (2, 3):
             raise DataError(f"data is a tuple of {len(records)}; give arrays as (X, y) or (X, y, groups)")
         x, y, groups = (*records, None)[:3]
-        return arrays_in_memory(x, y, groups, arrays)
-    tables = records if isinstance(records, Mapping) else None
+        return arrays_in_memory(x, y, groups, options)
+    named = records if isinstance(records, Mapping) else {"data": records}
     if isinstance(records, list):
-        tables = {f"client {number}": table for number, table in enumerate(records)}
-    frames = [records] if tables is None else list(tables.values())
-    if not frames or not all(isinstance(frame, pd.DataFrame) for frame in frames):
+        named = {f"client {number}": table for number, table in enumerate(records)}
+    if not named or not all(isinstance(frame, pd.DataFrame) for frame in named.values()):
         raise DataError(
             f"data is a {type(records).__name__}; give a pandas DataFrame, a list or mapping of them (one for "
             "each institution), or arrays as a tuple (X, y) or (X, y, groups)"
         )
-    frames = [frame.rename(columns=str).reset_index(drop=True) for frame in frames]
-    files = [Path(str(name)) for name in tables or {"data": None}]
-    frame = frames[0] if schema else join_tables(files, frames)
-    agreed, notes = _own_schema(frame, "data", label, schema, options)
-    test = read_table(test_path) if test_path else None
-    hashes = [hash_table(frame) for frame in frames]
-    digests = [hashlib.sha256(np.sort(each[0]).tobytes()).hexdigest() for each in hashes]
-    if tables is None:
-        dataset = dataset_from_tables("data", frame, test, agreed, options)
-        dataset = dataset._replace(record_hashes=hashes[0], ledger_digest=digests[0])
+    tables = [frame.rename(columns=str).reset_index(drop=True) for frame in named.values()]
+    sources = []
+    for name, table in zip(map(str, named), tables, strict=True):
+        check_table(table, name)
+        for column in table.select_dtypes("object"):
+            if not table[column].map(pd.api.types.is_hashable).all():
+                raise DataError(f"column {column!r} of {name!r} holds lists; make columns of their parts")
+        hashes = hash_table(table)
+        sources.append(Source(name, Path(name), hashes, hashlib.sha256(np.sort(hashes[0]).tobytes()).hexdigest()))
+    return _load_tables("data", sources, tables, options, several=not isinstance(records, pd.DataFrame))
+
+
+def _load_tables(
+    name: str, sources: Sequence[Source], tables: Sequence[pd.DataFrame], options: LoadOptions, *, several: bool
+) -> Dataset:
+    """A table, or those of several institutions."""
+    one = bool(options.schema) or not several
+    frame = tables[0] if one else join_tables([source.path for source in sources], tables)
+    schema, notes = _own_schema(frame, name, options)
+    test = read_table(options.test_path) if options.test_path else None
+    if several:
+        for source, table in zip(sources, tables, strict=True):
+            try:
+                schema.check_columns(table)
+            except DataError as error:
+                raise DataError(f"{source.path.name!r}: {error}") from None
+        dataset = dataset_from_sources(sources, tables, test, schema, options)
     else:
-        sources = [Source(*each) for each in zip(map(str, tables), files, hashes, digests, strict=True)]
-        dataset = dataset_from_sources(sources, frames, test, agreed, options)
+        dataset = dataset_from_tables(name, frame, test, schema, options)
+        _, _, hashes, digest, content = sources[0]
+        dataset = dataset._replace(record_hashes=hashes, ledger_digest=digest, content=content)
     return dataset._replace(notes=(*dataset.notes, *notes))
+
+
+def _not_streamable(what: str) -> DataError:
+    return DataError(
+        f"stream='yes', but {what} is not a folder of .npy files (x.npy, y.npy); leave it out, or save the "
+        "records as such a folder"
+    )
+
+
+def _check_for_arrays(options: LoadOptions, what: str) -> None:
+    if options.split_by_rows:
+        raise DataError(f"a split by row numbers is for tables, not for {what}; leave data.split out")
 
 
 def _client_names(files: Sequence[Path]) -> list[str]:
@@ -469,11 +433,9 @@ def _client_names(files: Sequence[Path]) -> list[str]:
     raise DataError("data.path lists a file twice; list each institution's file once")
 
 
-def _own_schema(
-    frame: pd.DataFrame, name: str, label: str, schema: Schema | StrPath, options: TableOptions
-) -> tuple[Schema, tuple[str, ...]]:
+def _own_schema(frame: pd.DataFrame, name: str, options: LoadOptions) -> tuple[Schema, tuple[str, ...]]:
     """The schema of a user's own table, and notes. Without a schema, a draft is made in memory."""
-    agreed = _schema(schema)
+    agreed, label = _schema(options.schema), options.label
     notes: tuple[str, ...] = ()
     if agreed is None:
         if not label:
@@ -481,7 +443,7 @@ def _own_schema(
         # The institution a record comes from is not a feature of the record.
         exclude = [options.group_column] if options.group_column and options.group_column != label else []
         task = "regression" if options.label_bounds else options.task
-        agreed, excluded = draft_frame(frame, label, name=name, drop=exclude, task=task)
+        agreed, excluded = draft(frame, label, name=name, drop=exclude, task=task)
         left_out = [repr(column) for column in excluded if column not in exclude]
         if left_out:
             notes = (f"left out as no features: {', '.join(left_out)} (`dither data schema` says why)",)
@@ -517,7 +479,7 @@ _CODE = ("catalog.py", "dataset.py", "schema.py", "tables.py")
 def cached(
     name: str,
     schema: Schema,
-    options: TableOptions,
+    options: LoadOptions,
     files: Mapping[str, Path],
     load: Callable[[], Dataset],
 ) -> Dataset:
@@ -551,7 +513,7 @@ def _cache_folder() -> Path | None:
     return user_cache_path("dither") / "encoded"
 
 
-def _cache_digest(schema: Schema, options: TableOptions, files: Mapping[str, Path]) -> str:
+def _cache_digest(schema: Schema, options: LoadOptions, files: Mapping[str, Path]) -> str:
     code = resources.files("dither.data")
     parts = [np.__version__.encode(), schema.to_toml().encode(), repr(options).encode()]
     parts += [code.joinpath(name).read_bytes() for name in _CODE]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dither.data.schema import Schema
-from dither.data.tables import text_column
+from dither.data.tables import StrPath, text_column
 from dither.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -330,22 +330,23 @@ def stratified_split(labels: np.ndarray, test_count: int, seed: int) -> tuple[np
 def row_split(count: int, test_fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Row numbers (train, test), both ascending, that follow from the number of rows alone: no record decides
     where another one goes."""
+    held, order = _test_count(count, test_fraction), stream(seed, "row split").permutation(count)
+    return np.sort(order[held:]), np.sort(order[:held])
+
+
+def _test_count(count: int, test_fraction: float) -> int:
     if not 0.0 <= test_fraction < 1.0:
         raise DataError(f"test_fraction={test_fraction} must be at least 0 and below 1")
-    order = stream(seed, "row split").permutation(count)
-    held = round(count * test_fraction)
-    return np.sort(order[held:]), np.sort(order[:held])
+    return round(count * test_fraction)
 
 
 def hold_out(dataset: Dataset, test_fraction: float, seed: int, *, by_rows: bool = False) -> Dataset:
     """Move `test_fraction` of the training records to the test part, stratified by class or by row number."""
-    if not 0.0 <= test_fraction < 1.0:
-        raise DataError(f"test_fraction={test_fraction} must be at least 0 and below 1")
     x, y, groups = dataset.x_train, dataset.y_train, dataset.groups
     if by_rows:
         train, test = row_split(len(y), test_fraction, seed)
     else:
-        train, test = stratified_split(y, round(len(y) * test_fraction), seed)
+        train, test = stratified_split(y, _test_count(len(y), test_fraction), seed)
     return dataset._replace(
         x_train=x[train],
         y_train=y[train],
@@ -356,9 +357,12 @@ def hold_out(dataset: Dataset, test_fraction: float, seed: int, *, by_rows: bool
     )
 
 
-class TableOptions(NamedTuple):
-    """How tables become arrays; see `data.load`."""
+class LoadOptions(NamedTuple):
+    """How files become a data set; see `data.load`."""
 
+    label: str = ""
+    schema: Schema | StrPath = ""
+    test_path: StrPath = ""
     encoding: str = "minmax"
     features: str = "all"
     group_column: str = ""
@@ -370,7 +374,7 @@ class TableOptions(NamedTuple):
 
 
 def dataset_from_tables(
-    name: str, train: pd.DataFrame, test: pd.DataFrame | None, schema: Schema, options: TableOptions
+    name: str, train: pd.DataFrame, test: pd.DataFrame | None, schema: Schema, options: LoadOptions
 ) -> Dataset:
     """Encode tables by the schema; without a test table, hold out a part of the rows."""
     x, y, groups = _encode(train, schema, options)
@@ -400,14 +404,18 @@ def dataset_from_sources(
     tables: Sequence[pd.DataFrame],
     test: pd.DataFrame | None,
     schema: Schema,
-    options: TableOptions,
+    options: LoadOptions,
 ) -> Dataset:
     """One table for each institution. Each is encoded, and split where no test table is given, by itself: its
     training records are those that the institution would have in a federation."""
+    holders: dict[bytes, str] = {}
+    for source in sources:  # a record that two clients hold reveals more than either proof says
+        other = holders.setdefault(np.sort(source.record_hashes[0]).tobytes(), source.name)
+        if other != source.name:
+            raise DataError(f"{other!r} and {source.name!r} hold the same records; give each institution's once")
+    nothing = None if test is None else test[:0]
     parts = [
-        dataset_from_tables(source.name, table, None, schema, options)
-        if test is None
-        else dataset_from_tables(source.name, table, test[:0], schema, options)
+        dataset_from_tables(source.name, table, nothing, schema, options)
         for source, table in zip(sources, tables, strict=True)
     ]
     if not options.group_column:
@@ -427,7 +435,7 @@ def dataset_from_sources(
 
 
 def _encode(
-    frame: pd.DataFrame, schema: Schema, options: TableOptions
+    frame: pd.DataFrame, schema: Schema, options: LoadOptions
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """(features, class numbers, groups)."""
     x = schema.encode(frame, options.encoding, options.features, labels="ignore").x

@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -64,43 +64,20 @@ class Draft(NamedTuple):
         ]
 
 
-def draft_schema(
-    path: StrPath | Sequence[StrPath], label: str, *, exclude: Collection[str] = (), task: str = "auto"
-) -> Schema:
-    """Draft a schema for a CSV or Parquet file, or for several with the same columns; `exclude` names columns that
-    are not features. `task` "auto" proposes regression for a label of many different numbers."""
-    return draft(path, label, drop=exclude, task=task).schema
-
-
+# reason: the keywords are the options of `dither data schema`
 def draft(
-    path: StrPath | Sequence[StrPath],
+    table: StrPath | Sequence[StrPath] | pd.DataFrame,
     label: str,
     *,
+    name: str = "",
     drop: Collection[str] = (),
     keep: Collection[str] = (),
     task: str = "auto",
 ) -> Draft:
-    """Draft a schema for a file or several. Columns that are no features (ids, dates, free text, constants, copies
-    of the label, categories of too many levels) are left out, unless they are in `keep`; so is each in `drop`."""
-    files = table_files(path)
-    if files:
-        frame, name = join_tables(files, [read_table(file) for file in files]), files[0].resolve().parent.name
-    else:
-        frame, name = read_table(path), os.path.basename(os.fspath(path))  # type: ignore[arg-type]
-    return draft_frame(frame, label, name=name, drop=drop, keep=keep, task=task)
-
-
-# reason: `draft`, for a table in memory
-def draft_frame(
-    frame: pd.DataFrame,
-    label: str,
-    *,
-    name: str,
-    drop: Collection[str] = (),
-    keep: Collection[str] = (),
-    task: str = "auto",
-) -> Draft:
-    """Draft a schema for a table in memory."""
+    """Draft a schema for a file, for several, or for a table in memory. Columns that are no features (ids, dates,
+    free text, constants, copies of the label, categories of too many levels) are left out, unless they are in
+    `keep`; so is each in `drop`."""
+    frame, name = _read(table, name)
     present = [str(column) for column in frame.columns]
     for column in (label, *drop, *keep):
         if column not in present:
@@ -124,6 +101,19 @@ def draft_frame(
         reasons = "; ".join(f"{column!r} {why}" for column, why in list(excluded.items())[:3])
         raise DataError(f"{name!r} has no column that can be a feature: {reasons}; name one in --keep, or add one")
     return Draft(Schema(label=target, columns=tuple(columns), name=name), excluded)
+
+
+def _read(table: Any, name: str) -> tuple[pd.DataFrame, str]:
+    """The table and a name for it."""
+    import pandas as pd
+
+    if isinstance(table, pd.DataFrame):
+        return table, name or "data"
+    files = table_files(table)
+    if files:
+        frame = join_tables(files, [read_table(file) for file in files])
+        return frame, name or files[0].resolve().parent.name
+    return read_table(table), name or os.path.basename(os.fspath(table))
 
 
 def _draft_label(series: pd.Series, name: str, task: str) -> Label:

@@ -13,25 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dither.accounting import Conditions, ProvenRow
-from dither.accounting.ledger import Budget, Charge, Ledger, composed
+from dither.accounting.ledger import Budget, Charge, Ledger, Spent, composed
 from dither.accounting.ledger.runs import EVERY_RECORD
 from dither.errors import DataError
 from dither.experiment.folder import to_json, write_text
-from dither.experiment.report import (
-    Epsilon,
-    Overview,
-    Report,
-    attacked_text,
-    claim_text,
-    client_text,
-    label,
-    proven_text,
-    run_folder,
-)
+from dither.experiment.report import Epsilon, Overview, Report, run_folder
 from dither.spec import MODELS, Spec
 
 if TYPE_CHECKING:
+    from dither.accounting.accountant import Accountant
     from dither.experiment.build import Experiment
+    from dither.types import Release
 
 
 @dataclass(frozen=True, repr=False)
@@ -68,14 +60,9 @@ class PrivacyReport(Overview):
         return f"{self.method}: claimed and proven ε"
 
     def overview(self) -> list[tuple[str, str]]:
-        """The claim, then each proven and each attacked ε."""
-        return [
-            ("claimed ε", claim_text(self.epsilon.claimed)),
-            *((label(row), proven_text(row)) for row in self.epsilon.notable),
-            *((f"target ε {row.target:g}", f"{who}: {client_text(row)}") for who, row in self.epsilon.by_target()),
-            *(("attacked ε", attacked_text(row)) for row in self.epsilon.attacked),
-            *((f"ε of {part.what}", f"{part.epsilon:.4g} at δ = {part.delta:.3g}") for part in self.split),
-        ]
+        """Each proven and attacked ε, the claim, and what else was spent."""
+        parts = [(f"ε of {part.what}", f"{part.epsilon:.4g} at δ = {part.delta:.3g}") for part in self.split]
+        return self.epsilon.lines(self.epsilon.notable) + parts
 
 
 class SpentPart(NamedTuple):
@@ -91,16 +78,12 @@ _PARTS = ("schema", "statistics", "evaluation")
 
 
 def spent_parts(report: Report, ledger: str | Path | None = None) -> tuple[SpentPart, ...]:
-    """What the ledger holds of a run's records: each part by itself, and all together as they compose. Of several
-    files the one that has spent most. Empty where the ledger is not here."""
+    """What the ledger says was spent on a run's records: each part by itself, and all parts composed. With several
+    files, the one that has spent most. Empty if the ledger is not on this machine."""
     if report.ledger is None or not Path(ledger or report.ledger.file).is_file():
         return ()
     book, row = Ledger(ledger or report.ledger.file), report.epsilon.main[0]
-    accounts = [
-        (dataset, spent)
-        for dataset in report.ledger.dataset.split(", ")  # one for each file
-        for spent in book.spent(dataset, EVERY_RECORD, delta=row.delta, view=row.view, adjacency=row.adjacency)
-    ]
+    accounts = charged_accounts(report, book)
     if not accounts:
         return ()
     dataset, spent = max(accounts, key=lambda pair: pair[1].epsilon)
@@ -112,21 +95,39 @@ def spent_parts(report: Report, ledger: str | Path | None = None) -> tuple[Spent
     return (*parts, SpentPart(TOGETHER, spent.epsilon, spent.delta))
 
 
+def charged_accounts(report: Report, book: Ledger) -> list[tuple[str, Spent]]:
+    """The data sets that a run was charged to, one for each file, and what was spent on each, in its terms."""
+    row = report.epsilon.main[0]
+    return [
+        (dataset, spent)
+        for dataset in (report.ledger.dataset.split(", ") if report.ledger else ())
+        for spent in book.spent(dataset, EVERY_RECORD, delta=row.delta, view=row.view, adjacency=row.adjacency)
+    ]
+
+
+def with_counts(
+    accountant: Accountant, terms: Budget, before: Sequence[Release], after: Sequence[Release] = ()
+) -> tuple[float, float]:
+    """(ε, δ) of a run composed with private counts, for the client that reveals most."""
+    counts = [
+        [([Charge(EVERY_RECORD, [((release,), 1)])], Conditions()) for release in part] for part in (before, after)
+    ]
+    return max(
+        composed([*counts[0], ([Charge(EVERY_RECORD, group.most)], accountant.conditions), *counts[1]], terms)
+        for group in accountant.clients
+    )
+
+
 def _with_schema(experiment: Experiment) -> tuple[SpentPart, ...]:
     """The ε of a private schema, of the run, and of both together."""
     schema, spec = experiment.dataset.schema, experiment.spec
     if schema is None or schema.privacy is None:
         return ()
-    from dither.experiment.counting import release  # brings JAX, which a kept answer does without
+    from dither.experiment.counting import release  # imports JAX, which a cached answer does not need
 
-    accountant = experiment.accountant()
+    accountant, privacy = experiment.accountant(), schema.privacy
     terms = Budget(0.0, spec.privacy.delta, accountant.plan.view, accountant.plan.adjacency)
-    privacy = schema.privacy
-    schema_run = ([Charge(EVERY_RECORD, [((release(privacy.epsilon, privacy.delta),), 1)])], Conditions())
-    together = max(
-        composed([schema_run, ([Charge(EVERY_RECORD, group.most)], accountant.conditions)], terms)
-        for group in accountant.clients
-    )
+    together = with_counts(accountant, terms, before=[release(privacy.epsilon, privacy.delta)])
     return (
         SpentPart("schema", privacy.epsilon, privacy.delta),
         SpentPart("training", accountant.epsilon(), terms.delta),

@@ -82,13 +82,13 @@ class Experiment:
         numbers = tuple(number for start, stop in begun for number in range(start, stop))
         if numbers == tuple(range(len(numbers))):
             return self.first_rounds(len(numbers))
-        # Whoever was seen at times of a whole run may have been seen as often in each part of it.
+        # A client may have been seen in each part of the run as often as it may be seen in a whole run.
         cohorts = tuple(self.cohorts[number] for number in numbers)
         return self.with_plan(cohorts=cohorts, round_numbers=numbers, exposures=self.plan.exposures * len(begun))
 
     def accountant(self, missing: int | None = None) -> Accountant:
-        """Who proves this experiment's ε when at most `missing` clients lack in any sum (by default as many as the
-        spec tolerates)."""
+        """The accountant of this experiment, if at most `missing` clients are absent from any sum (by default as
+        many as the spec tolerates)."""
         missing = tolerated(self.spec) if missing is None else missing
         if missing == self.plan.missing:
             return Accountant(self.plan, self.prepared.releases, self._alike)
@@ -103,8 +103,7 @@ class Experiment:
 
     @cached_property
     def _alike(self) -> list[np.ndarray]:
-        """Clients that reveal the same when they take part. Asks every client, of whom there may be a hundred
-        thousand."""
+        """Clients that reveal the same when they take part. Looks at every client: there may be 100,000."""
         return alike(self.prepared.releases, self.plan.client_sizes, self.cohorts, self.plan.round_numbers)
 
     @cached_property
@@ -125,6 +124,36 @@ class Experiment:
 
 
 Arrays = tuple[np.ndarray, np.ndarray]
+
+
+class Chosen(NamedTuple):
+    """A spec, its records where they are loaded already, and a note on what was chosen."""
+
+    spec: Spec
+    dataset: data.Dataset | None = None
+    note: str = ""
+
+
+def choose(
+    source: Spec | str | Path | Mapping[str, Any],
+    values: Mapping[str, Any] | None = None,
+    *,
+    records: Any = None,
+    data_dir: str | Path | None = None,
+) -> Chosen:
+    """The spec of a preset, a TOML file, a mapping or a `Spec`, with `values` on top. For your own records without
+    a method, Dither chooses what is not given (`defaults.completed`). `records` are given in Python."""
+    given = Spec.given(source)
+    own: dict[str, Any] = {} if records is None else {"data.path": IN_MEMORY}
+    if isinstance(records, tuple) and len(records) == 3:
+        own["data.partition"] = "column"
+    own = {**(values or {}), **own}
+    if given is not None and {**given, **own}.get("data.path") and "method" not in {**given, **own}:
+        from dither.experiment.defaults import completed  # which builds on this module
+
+        return completed({**given, **own}, records, data_dir)
+    spec = Spec.from_any(source).with_values(own) if given is None else Spec.from_any({**given, **own})
+    return Chosen(spec, None if records is None else load_data(spec, records=records))
 
 
 def build_experiment(
@@ -164,9 +193,9 @@ def assemble(
     missing: int | None = None,
     federated: bool = False,
 ) -> Experiment:
-    """Model, method and plan for records that are dealt out already. Of the others' records a member of a real
-    federation (`federated`) knows the counts alone (`partition.size`), and nothing here needs more. `missing` is
-    how many clients' noise a calibration must not count on (by default as many as the spec tolerates)."""
+    """Model, method and plan for records that are already assigned to clients. A party of a real federation
+    (`federated`) knows only how many records the others hold (`partition.size`); nothing here needs more.
+    Calibration does not rely on the noise of `missing` clients (by default as many as the spec tolerates)."""
     model = model_from_spec(spec.model, dataset.x_train.shape[1], len(dataset.classes), dataset.image_shape)
     num_params = count_params(jax.eval_shape(lambda: model.init(jax.random.key(0))))
     chosen = method(spec.method)
@@ -238,8 +267,8 @@ def large_delta(spec: Spec, records: int, federated: bool) -> list[str]:
 
 
 def _completion(experiment: Experiment, federated: bool) -> dict[str, Any]:
-    """What the plan still lacks when the method is ready: who takes part, and what proofs may use of model and
-    data."""
+    """The entries of the plan that need the prepared method: who takes part, and what proofs may assume about
+    model and data."""
     spec, dataset, prepared = experiment.spec, experiment.dataset, experiment.prepared
     plan = prepared.plan
     taking_part = engine.planned_cohorts(
@@ -341,7 +370,7 @@ def _upload_noise(experiment: Experiment, encoding: FixedPoint) -> Callable[[int
 
 
 def tolerated(spec: Spec) -> int:
-    """How many clients may lack in a sum that is opened, where clients may be lost or left out at all."""
+    """How many clients may be absent from a sum that is still opened; 0 if no client can drop out."""
     if not spec.federation.dropout and spec.federation.refused != "continue":
         return 0
     least = spec.federation.min_clients
@@ -352,8 +381,8 @@ def tolerated(spec: Spec) -> int:
 
 
 def _counts_shown(experiment: Experiment, smoothness: float | None, federated: bool) -> str:
-    """What the run shows that depends on how many records a client holds, in words. Empty where nothing does: only
-    then has add/remove a proof, since a neighbour there has another count."""
+    """Which output of the run depends on how many records a client holds. Only if none does (an empty string) is
+    there a proof for add/remove, where neighbours differ in that count."""
     spec = experiment.spec
     if federated:
         return "a federation shows every party's count to all parties"
@@ -478,7 +507,8 @@ def load_data(
         label_bounds=d.label_bounds,
         split_by_rows=d.split == "rows",
     )
-    dataset = data.transformed(dataset, d.transform)
+    if d.transform != "none":
+        dataset = data.transformed(dataset, d.transform)
     dataset = dataset if d.split in ("given", "rows") else data.pool(dataset)
     return dataset if d.part == "all" else data.public_part(dataset, d.part, d.public_fraction)
 
@@ -503,16 +533,7 @@ def deal(
     """Who holds which records, and what the model is scored on."""
     d = spec.data
     x, y = arrays or pooled(dataset)
-    everything = data.partition(
-        dataset,
-        kind="files" if by_file(spec, dataset) else d.partition,
-        num_clients=spec.num_clients,
-        seed=spec.seed,
-        similarity=d.similarity,
-        alpha=d.alpha,
-        groups=dataset.groups,
-        records_per_client=d.records_per_client,
-    )
+    everything = partition_of(spec, dataset, spec.seed)
     if d.split in ("given", "rows"):
         count, scored = len(dataset.y_train), len(dataset.y_test)
         scored = scored if spec.scored else 0
@@ -527,14 +548,28 @@ def deal(
     return train, engine.Problem(x, y, [train], [test.order[at]], [weights[at]], _as_stored(dataset, train))
 
 
+def partition_of(spec: Spec, dataset: data.Dataset, seed: int) -> data.ClientPartition:
+    """Who holds which training records, before any are held out for tests."""
+    return data.partition(
+        dataset,
+        kind="files" if by_file(spec, dataset) else spec.data.partition,
+        num_clients=spec.num_clients,
+        seed=seed,
+        similarity=spec.data.similarity,
+        alpha=spec.data.alpha,
+        groups=dataset.groups,
+        records_per_client=spec.data.records_per_client,
+    )
+
+
 def _as_stored(dataset: data.Dataset, partition: data.ClientPartition) -> list[np.ndarray]:
-    """The clients' rows as the files of a folder have them: who reads them from the disk reads on and on. The same
-    where the records of a folder are in memory, so that the training loss is the same to the last bit."""
+    """The clients' rows in the order of a folder's files, so that reading from disk is sequential. The order is
+    the same for records in memory, so that the training loss is the same to the last bit."""
     return [np.sort(partition.order)] if dataset.digest else []
 
 
 def stop_reason(experiment: Experiment) -> str:
-    """Why the method itself makes fewer rounds than asked for; empty where it makes them all."""
+    """Why the method stops before the requested number of rounds; empty if it does not."""
     made, asked = planned_rounds(experiment), experiment.spec.num_rounds
     if made >= asked:
         return ""
@@ -602,18 +637,6 @@ def client_epsilons(experiment: Experiment, missing: int | None = None) -> tuple
         ClientEpsilon(str(name), target, claims[float(std)], float(value), float(weight))
         for name, target, std, value, weight in zip(*columns, strict=True)
     )
-
-
-def claimed(claim: Claim) -> dict[str, Any]:
-    """A claim as it stands in summary.json."""
-    return {
-        "value": claim.value,
-        "unit": claim.unit,
-        "delta": claim.delta,
-        "source": claim.source,
-        "adjacency": claim.adjacency,
-        "conditions": [{"condition": text, "holds": bool(holds)} for text, holds in claim.conditions],
-    }
 
 
 # The simulator
@@ -722,7 +745,7 @@ def sharing(experiment: Experiment, runs: int = 1) -> dict[str, Any]:
 
 
 def sharing_note(experiment: Experiment) -> str:
-    """What somebody who shares this run among processes should know; empty where all is well."""
+    """A warning if it does not pay to share this run among processes; otherwise empty."""
     flops = _round_flops(experiment)
     if distributed.count() == 1 or devices.worth_sharing(flops):
         return ""
@@ -751,26 +774,18 @@ def _refuse_processes(experiment: Experiment) -> None:
 
 def step_numbers(experiment: Experiment) -> int:
     """Numbers that one client works on in a local step: its model and its batch."""
-    return experiment.num_params + _batch(experiment) * int(np.prod(experiment.problem.x.shape[1:]))
+    return experiment.num_params + batch_records(experiment) * int(np.prod(experiment.problem.x.shape[1:]))
 
 
-def _batch(experiment: Experiment) -> int:
+def batch_records(experiment: Experiment) -> int:
     """Records in a batch."""
-    return (
-        int(experiment.partition.size.max())
-        if experiment.spec.batch_sampling == "full"
-        else experiment.spec.batch_size
-    )
+    full = experiment.spec.batch_sampling == "full"
+    return int(experiment.partition.size.max()) if full else experiment.spec.batch_size
 
 
 def _round_flops(experiment: Experiment) -> float:
-    return (
-        6.0
-        * experiment.num_params
-        * _batch(experiment)
-        * experiment.spec.local_steps
-        * experiment.spec.cohort_size
-    )
+    steps = experiment.spec.local_steps * experiment.spec.cohort_size
+    return 6.0 * experiment.num_params * batch_records(experiment) * steps
 
 
 def make_rounds(experiment: Experiment, simulation: engine.Simulation) -> engine.Simulation | streaming.Streamed:

@@ -183,13 +183,10 @@ class Columns:
         """Whether the file itself declares a type of numbers (Parquet)."""
         import pandas as pd
 
-        self._check(name)
-        kind = self.table[name].dtype
-        return pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind)
-
-    def _check(self, name: str) -> None:
         if name not in self.names:
             raise DataError(f"column {name!r} is not in the table; give every file the same header")
+        kind = self.table[name].dtype
+        return pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind)
 
     def codes(self, name: str, listed: Sequence[str]) -> np.ndarray:
         """The place of each cell in `listed`; its length for other texts, -1 for missing cells."""
@@ -277,7 +274,8 @@ def _scaled(question: Question, table: Columns, at: int) -> tuple[np.ndarray, np
     low, high = question.ranges[at]
     values = table.numbers(question.columns[at])
     number = np.isfinite(values)
-    return number, np.clip((values[number] - low) / (high - low), 0.0, 1.0)
+    with np.errstate(over="ignore"):  # no warning tells of a record
+        return number, np.clip((values[number] - low) / (high - low), 0.0, 1.0)
 
 
 def _groups(question: Question, table: Columns) -> np.ndarray | int:

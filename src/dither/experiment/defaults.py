@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from dither import data
 from dither.accounting import gaussian_mu
 from dither.data.schema import Categorical
-from dither.experiment.build import deal, load_data
-from dither.spec import IN_MEMORY, Spec
+from dither.experiment.build import Chosen, deal, load_data
+from dither.spec import Spec
 
 NUM_ROUNDS, LOCAL_STEPS = 100, 3
 _RATE = 0.05  # the smallest sampling rate
@@ -47,15 +47,6 @@ TUNED = (  # chosen here, unless a spec says otherwise
 )
 
 
-class Chosen(NamedTuple):
-    """A spec, its records where they are loaded already, and a note on what was chosen."""
-
-    spec: Spec
-    dataset: data.Dataset | None = None
-    note: str = ""
-
-
-# reason: the public facts that a choice may follow from, each by its name
 def defaults_for(
     sizes: Sequence[int] | np.ndarray,
     num_features: int,
@@ -91,33 +82,15 @@ def defaults_for(
     }
 
 
-def choose(
-    source: Spec | str | Path | Mapping[str, Any],
-    values: Mapping[str, Any] | None = None,
-    *,
-    records: Any = None,
-    data_dir: str | Path | None = None,
-) -> Chosen:
-    """The spec of a preset, a TOML file, a mapping or a `Spec`, with `values` on top. For your own records, where
-    no method is named, what is not given is chosen by `defaults_for`. `records` are given in Python."""
-    given = Spec.given(source)
-    own: dict[str, Any] = {} if records is None else {"data.path": IN_MEMORY}
-    if isinstance(records, tuple) and len(records) == 3:
-        own["data.partition"] = "column"
-    if given is None:
-        spec = Spec.from_any(source).with_values({**(values or {}), **own})
-        return Chosen(spec, None if records is None else load_data(spec, records=records))
-    given = {**given, **(values or {}), **own}
-    if not given.get("data.path") or "method" in given:
-        spec = Spec.from_any(given)
-        return Chosen(spec, None if records is None else load_data(spec, records=records))
+def completed(given: Mapping[str, Any], records: Any, data_dir: str | Path | None) -> Chosen:
+    """The spec for your own records, with what is not given chosen by `defaults_for`."""
     sums = given.get("secagg.mode") in ("ideal", "real")  # of at least two uploads
     spec = Spec.from_any({**_START, "cohort_size": 2 if sums else 1, **given})
     dataset = load_data(spec, data_dir=data_dir, records=records)
     chosen: dict[str, Any] = {}
     if spec.num_clients == 0 and spec.data.partition == "iid" and not dataset.sources:
-        spec = spec.with_values({"num_clients": _CLIENTS})
-        chosen["num_clients"] = _CLIENTS
+        chosen["num_clients"] = min(_CLIENTS, len(dataset.y_train))
+        spec = spec.with_values(chosen)
     sizes = deal(spec, dataset)[0].size
     if "privacy.delta" not in given:  # below one over the number of records
         chosen["privacy.delta"] = min(spec.privacy.delta, 10.0 ** -math.ceil(math.log10(sizes.sum())))
@@ -135,7 +108,7 @@ def choose(
 
 
 def federated_defaults(schema: data.Schema, sizes: Sequence[int], epsilon: float, delta: float) -> dict[str, Any]:
-    """What `choose` chooses, for the parties of a federation, of whom only the counts are known."""
+    """What `completed` chooses, for the parties of a federation: only their record counts are known."""
     norm = _usual_norm(schema, str(_START["data.encoding"]))
     features = len(schema.feature_names())
     return {

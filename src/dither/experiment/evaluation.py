@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,17 +18,8 @@ import pandas as pd
 from dither import models
 from dither.accounting.ledger import Ledger
 from dither.data import row_split
-from dither.experiment.counting import (
-    CATEGORIES,
-    HISTOGRAM,
-    SUMS,
-    UNITS,
-    Counter,
-    Counting,
-    Question,
-    charge,
-    check_budget,
-)
+from dither.experiment import counting
+from dither.experiment.counting import Counter, Counting, Question
 from dither.experiment.folder import to_json
 from dither.experiment.metrics import NAMES, probabilities_of
 from dither.experiment.report import Report
@@ -52,7 +43,7 @@ class PrivateScores:
     delta: float
 
     def to_json(self) -> str:
-        return to_json(asdict(self), indent=2)
+        return to_json(self, indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> PrivateScores:
@@ -86,20 +77,16 @@ def evaluate_privately(
     """Scores of a trained run on the labelled records of several institutions, one file each; with `held_out` on
     those of each file that training left out by their row numbers (data.split = "rows"). Every file is charged
     before anything is counted."""
-    check_budget(epsilon, delta)
+    counting.check_budget(epsilon, delta)
     tables = [scored_table(report, path, held_out=held_out) for path in data]
     book = Ledger(ledger or Ledger.default_path())
-    charge(book, data, epsilon, delta, what="evaluation", lists_names=False, new_ledger=new_ledger)
+    counting.charge(book, data, epsilon, delta, what="evaluation", lists_names=False, new_ledger=new_ledger)
     counter = Counting(tables, epsilon, delta, words, lists_names=False)
     return private_scores(counter, report.classes, report.label.bounds, epsilon, delta)
 
 
 def private_scores(
-    counter: Counter,
-    classes: Sequence[str],
-    bounds: tuple[float, float] | None,
-    epsilon: float,
-    delta: float,
+    counter: Counter, classes: Sequence[str], bounds: tuple[float, float] | None, epsilon: float, delta: float
 ) -> PrivateScores:
     """Scores from the counts of scored tables (`scored_table`)."""
     if not classes:
@@ -118,7 +105,7 @@ def scored_table(report: Report, path: str | Path, *, held_out: bool = False) ->
 
 def score_columns(outputs: np.ndarray, y: np.ndarray, task: str, num_classes: int) -> pd.DataFrame:
     """Of each record: the predicted class, its probability and the true class; of a regression truth and error. A
-    blank (a label below 0) has no truth and is counted nowhere."""
+    blank (a label below 0) has no truth: it is counted outside the classes, where no score looks, or nowhere."""
     if not num_classes:
         predicted = np.clip(np.nan_to_num(np.asarray(models.predict(outputs, task), np.float64), nan=0.5), 0, 1)
         truth = np.where(y >= 0, np.clip(np.asarray(y, np.float64), 0.0, 1.0), np.nan)
@@ -150,7 +137,7 @@ def _classification(counter: Counter, num_classes: int, epsilon: float, delta: f
     binary = num_classes == 2
     # Records by predicted probability, and by whether the second class (or the prediction) is true.
     curve = Question(
-        HISTOGRAM,
+        counting.HISTOGRAM,
         ("probability",),
         1.0 if binary else 0.5,
         ((0.0, 1.0),),
@@ -164,7 +151,9 @@ def _classification(counter: Counter, num_classes: int, epsilon: float, delta: f
         model, trivial = _estimates(cells, std, _binary_scores), _estimates(cells, std, _majority)
     else:
         names = tuple(map(str, range(num_classes)))
-        confusion = Question(CATEGORIES, ("predicted",), 0.5, categories=(names,), label="truth", classes=names)
+        confusion = Question(
+            counting.CATEGORIES, ("predicted",), 0.5, categories=(names,), label="truth", classes=names
+        )
         (table,), table_std = counter.total(confusion)
         table = table[:num_classes, :num_classes]
         model = _estimates(table, table_std, _class_scores)
@@ -220,10 +209,10 @@ def _positive(value: float) -> float:
 
 def _regression(counter: Counter, bounds: tuple[float, float], epsilon: float, delta: float) -> PrivateScores:
     width, count = bounds[1] - bounds[0], _positive(counter.records)
-    parts, std = counter.total(Question(SUMS, ("error", "truth"), 1.0, ((0.0, 1.0), (0.0, 1.0))))
+    parts, std = counter.total(Question(counting.SUMS, ("error", "truth"), 1.0, ((0.0, 1.0), (0.0, 1.0))))
 
     def scores(units: np.ndarray) -> dict[str, float]:
-        absolute, square, truth, truth_square = (units / (UNITS * count)).tolist()
+        absolute, square, truth, truth_square = (units / (counting.UNITS * count)).tolist()
         return {
             "r2": 1 - square / max(truth_square - truth**2, 1e-12),
             "rmse": width * math.sqrt(max(0.0, square)),
@@ -231,7 +220,7 @@ def _regression(counter: Counter, bounds: tuple[float, float], epsilon: float, d
         }
 
     def constant(units: np.ndarray) -> dict[str, float]:
-        _, _, truth, truth_square = (units / (UNITS * count)).tolist()
+        _, _, truth, truth_square = (units / (counting.UNITS * count)).tolist()
         return {"r2": 0.0, "rmse": width * math.sqrt(max(0.0, truth_square - truth**2))}
 
     totals = np.concatenate([part[0] for part in parts])

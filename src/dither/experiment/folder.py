@@ -2,7 +2,7 @@
 
     spec.toml         the complete spec: the same file runs again
     provenance.json   versions, device
-    metrics.jsonl     one line an evaluation, appended as it happens: scores on public test records
+    metrics.jsonl     one line per evaluation, appended as it happens: scores on public test records
     model.safetensors the parameters by name
     model.py          the file of a model of your own
     schema.toml       how a table becomes features (tables whose schema is public)
@@ -33,8 +33,10 @@ import secrets
 import shutil
 import tempfile
 import time
+import zlib
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -43,6 +45,7 @@ import numpy as np
 from dither.accounting import ProvenRow
 from dither.errors import DamagedFile, DitherError, RunExists, SpecError
 from dither.spec import Spec
+from dither.types import __version__
 
 FORMAT = 2  # of run folders; those without a number have no digests.json
 _KEEP_CHECKPOINTS = 2
@@ -82,13 +85,18 @@ class RunFolder:
         """A new run folder; refuses one that already exists and is not empty. `schema` is a file's text by its
         name."""
         folder = cls(path)
-        if folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
-            raise RunExists(
-                f"{str(folder.path)!r} already exists; give another --out, or continue it with --resume {path}"
-            )
+        folder.refuse_taken()
         folder.path.mkdir(parents=True, exist_ok=True)
         folder.begin_files({"run": secrets.token_hex(8), **provenance}, spec, schema)
         return folder
+
+    def refuse_taken(self) -> None:
+        """`RunExists` where the folder exists already and is not empty."""
+        path = self.path
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RunExists(
+                f"{str(path)!r} already exists; give another --out, or continue it with --resume {path}"
+            )
 
     def begin_files(
         self, provenance: Mapping[str, Any], spec: Spec, schema: Mapping[str, str] | None = None
@@ -179,10 +187,7 @@ class RunFolder:
         """Write down that rounds start..stop-1 are about to be made, and forget an earlier outcome. When this
         returns it is on the disk: rounds that a kill makes undone, and that are made again with fresh noise, have
         been released twice."""
-        state = self._digests()
-        if state is None:  # of an earlier version
-            write_text(self.path / "local" / "key", secrets.token_hex(32))
-            state = {"files": self._digests_of(), "begun": []}
+        state = self.resumable_state()
         begun = [list(span) for span in state["begun"]]
         if begun and begun[-1][1] == start:
             begun[-1][1] = stop
@@ -191,6 +196,15 @@ class RunFolder:
         files = {name: digest for name, digest in state["files"].items() if name not in _OUTCOME}
         self._save_digests({"files": files, "begun": begun})
         (self.path / "summary.json").unlink(missing_ok=True)
+
+    def resumable_state(self) -> dict[str, Any]:
+        """What digests.json holds; `RunExists` in a folder of an earlier version, which had none."""
+        state = self._digests()
+        if state is None:
+            raise RunExists(
+                f"{str(self.path)!r} was begun by an earlier version and cannot be resumed; start a new run"
+            )
+        return state
 
     def begun(self) -> list[tuple[int, int]]:
         """Stretches of rounds, in the order in which they were begun; they overlap where a kill undid some."""
@@ -321,14 +335,14 @@ class RunFolder:
         self.read("local/key")  # if it is damaged, not they
         for path in reversed(self._checkpoint_files()):
             name = str(path.relative_to(self.path))
-            if state is not None and name.startswith("local/") and name not in state["files"]:
+            if state is not None and name not in state["files"]:
                 continue  # a kill came before it was listed: its rounds are made again
             try:
                 with np.load(io.BytesIO(self.read(name) or b""), allow_pickle=False) as archive:
                     meta = json.loads(str(archive["meta"]))
                     leaves = [archive[f"leaf{i}"] for i in range(meta["leaves"])]
                 return Checkpoint(meta["round"], leaves, meta["spec_digest"], meta["data_digest"])
-            except Exception:  # whatever comes of damaged bytes
+            except Exception:  # damaged bytes may raise anything
                 damaged = self._damaged(name, "is damaged")  # the one before it still serves
         listed = [name for name in (state or {"files": ()})["files"] if "checkpoints" in name]
         if damaged is not None or listed:
@@ -336,9 +350,8 @@ class RunFolder:
         return None
 
     def _checkpoint_files(self) -> list[Path]:
-        """Oldest first; those of earlier versions lie outside local/."""
-        found = [*self.path.glob("checkpoints/round-*.npz"), *self.path.glob("local/checkpoints/round-*.npz")]
-        return sorted(found, key=lambda path: path.name)
+        """Oldest first."""
+        return sorted(self.path.glob("local/checkpoints/round-*.npz"))
 
     # The outcome
 
@@ -364,7 +377,7 @@ class RunFolder:
                 return dict(load(content))
             with np.load(io.BytesIO(old or b""), allow_pickle=False) as archive:
                 return {name: archive[name] for name in archive.files}
-        except Exception:  # whatever comes of damaged bytes
+        except Exception:  # damaged bytes may raise anything
             raise self._damaged(name, "is damaged") from None
 
     def save_summary(self, summary: Mapping[str, Any], local: Mapping[str, Any] | None = None) -> None:
@@ -416,7 +429,9 @@ def write_bytes(path: Path, data: bytes, *, private: bool = False) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o600 if private else 0o666 & ~_umask())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o600 if private else 0o666 & ~umask)
         os.replace(name, path)
     except BaseException:
         with suppress(OSError):
@@ -479,17 +494,24 @@ def _checksum(value: Mapping[str, Any]) -> str:
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """JSON in which ∞ and NaN are the strings "inf" and "nan", as JSON has no such numbers."""
+    """JSON of plain values, dataclasses and whatever has a `to_dict`. ∞ and NaN are the strings "inf" and "nan":
+    JSON has no such numbers."""
     return json.dumps(_json_ready(value), indent=indent, ensure_ascii=False)
 
 
 def _json_ready(value: Any) -> Any:
+    if isinstance(value, ProvenRow):
+        value = value.to_json()
+    elif hasattr(value, "to_dict"):
+        value = value.to_dict()
+    elif is_dataclass(value) and not isinstance(value, type):
+        value = vars(value)
     if isinstance(value, Mapping):
         return {str(key): _json_ready(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_json_ready(inner) for inner in value]
-    if isinstance(value, ProvenRow):
-        return _json_ready(value.to_json())
+    if isinstance(value, Path):
+        return str(value)
     if isinstance(value, np.ndarray):
         return _json_ready(value.tolist())
     if isinstance(value, np.generic):
@@ -499,7 +521,62 @@ def _json_ready(value: Any) -> Any:
     return value
 
 
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
+# Partial results of a long computation, kept until it is finished, so that an interrupted one can be resumed. One
+# file per computation, one line per answer with its checksum. A finished computation leaves nothing behind, so no
+# later version of the code meets answers of an earlier one.
+
+
+def unfinished_folder() -> Path:
+    """$DITHER_CACHE, or the platform's cache folder, with "unfinished" below it."""
+    wish = os.environ.get("DITHER_CACHE", "")
+    if wish:
+        return Path(wish) / "unfinished"
+    from platformdirs import user_cache_path
+
+    return user_cache_path("dither") / "unfinished"
+
+
+class Unfinished:
+    """Answers by key. `about` is everything they depend on; with folder None nothing is stored."""
+
+    def __init__(self, folder: str | Path | None, kind: str, about: Any) -> None:
+        text = json.dumps([__version__, kind, about], sort_keys=True, default=str)
+        name = f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:24]}.jsonl"
+        self.path = None if folder is None else Path(folder) / name
+        self._known: dict[str, Any] = {}
+        if self.path is not None and self.path.is_file():
+            for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
+                try:
+                    text, checksum = json.loads(line)
+                    key, value = json.loads(text)
+                except (TypeError, ValueError):  # cut off by a kill
+                    continue
+                if checksum == zlib.crc32(text.encode()):
+                    self._known[key] = value
+
+    def get(self, key: str) -> Any:
+        """What was found before; None where nothing was."""
+        return self._known.get(key)
+
+    def put(self, key: str, value: Any) -> None:
+        """Store an answer."""
+        if self.path is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "a", encoding="utf-8") as file:
+            # A line that a kill cut off must not swallow this one.
+            text = json.dumps([key, value], default=_plain)
+            file.write("\n" * (file.tell() > 0) + json.dumps([text, zlib.crc32(text.encode())]) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def done(self) -> None:
+        """The computation is finished: delete the answers."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} cannot be stored")

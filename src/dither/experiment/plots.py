@@ -116,16 +116,10 @@ def draw_run(report: Report, rows: Sequence[Mapping[str, Any]], path: Path) -> N
     ):
         axis.annotate(
             f"{values[-1]:.3f}", (rounds[-1], values[-1]), xytext=(4, 0), textcoords="offset points",
-            va="center", color=colour, fontsize=9,
+            va="center", color=colour, fontsize=9, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
         )  # fmt: skip
         axis.set_ylabel(name)
         axis.set_xlabel("communication round")
-        axis.margins(x=0.1)
+        axis.margins(x=0.14)  # room for the last value
     headline(figure, report.title(), report.privacy_line())
     save(figure, path)
-
-
-def bytes_text(count: float) -> str:
-    """1234 -> 1.23 kB."""
-    power = next((power for power in (0, 1, 2) if count < 1000 ** (power + 1)), 3)
-    return f"{count / 1000**power:.3g} {('B', 'kB', 'MB', 'GB')[power]}"

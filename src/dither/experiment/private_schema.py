@@ -209,7 +209,7 @@ class _Estimates:
         return ""
 
     def _copies_label(self, cells: np.ndarray) -> bool:
-        """Whether hardly any label is left to guess by one who knows the column."""
+        """Whether the column determines nearly every label."""
         per_class = self._per_class()
         if len(per_class) < 2:
             return False

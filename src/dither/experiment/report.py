@@ -23,9 +23,8 @@ import numpy as np
 
 from dither.accounting import ClientEpsilon, ClientRange, ProvenRow
 from dither.errors import DamagedFile, DataError, RunExists, SpecError, did_you_mean
-from dither.experiment.advice import Advice
 from dither.experiment.folder import RunFolder, to_json
-from dither.experiment.metrics import TestScores, evaluate
+from dither.experiment.metrics import Advice, TestScores, evaluate
 from dither.spec import Spec, model_file
 from dither.spec.code import register_model
 from dither.types import Claim
@@ -51,6 +50,11 @@ ADVERSARIES = {
     "sum": "a server that sees only sums of uploads",
     "broadcast": "an outsider who sees every broadcast",
     "final": "an outsider who sees only the final model",
+}
+_SUMMED = {
+    "off": "the server sees every upload",
+    "ideal": "summed as secure aggregation would (secagg.mode = ideal)",
+    "real": "under secure aggregation",
 }
 _NAMED_CLIENTS = 4  # clients of one target that are named one by one
 _SCORED_AT_ONCE = 16_384  # records of a folder of arrays
@@ -155,15 +159,21 @@ class Epsilon:
 
     def to_json(self) -> dict[str, Any]:
         """The entry "epsilon" of summary.json."""
-        conditions = [{"condition": text, "holds": bool(holds)} for text, holds in self.claimed.conditions]
-        claimed = {**self.claimed._asdict(), "conditions": conditions}
-        order = ("value", "unit", "delta", "source", "adjacency", "conditions")
         return {
-            "claimed": {name: claimed[name] for name in order},
+            "claimed": self.claimed.to_json(),
             "proven": [row.to_json() for row in self.table],
             "attacked": None,
             **({"clients": [dict(vars(row)) for row in self.clients]} if self.clients else {}),
         }
+
+    def lines(self, proven: Sequence[ProvenRow]) -> list[tuple[str, str]]:
+        """Some proven rows, then the claimed and the attacked ε, as pairs of (what, value)."""
+        return [
+            *((label(row), proven_text(row)) for row in proven),
+            *((f"target ε {row.target:g}", f"{who}: {client_text(row)}") for who, row in self.by_target()),
+            *(("attacked ε", attacked_text(row)) for row in self.attacked),
+            ("claimed ε", claim_text(self.claimed)),
+        ]
 
     def by_target(self) -> list[tuple[str, ClientEpsilon]]:
         """Who has which target, in words, and the largest claimed and proven ε among them, by rising target."""
@@ -181,16 +191,12 @@ class Epsilon:
     @classmethod
     def from_json(cls, value: Mapping[str, Any], spec: Spec, attacked: Sequence[AttackedRow] = ()) -> Epsilon:
         claim = value["claimed"]
-        claimed = Claim(
-            value=decode(float, claim["value"]),
-            unit=str(claim["unit"]),
-            delta=decode(float, claim["delta"]),
-            source=str(claim["source"]),
-            conditions=tuple((str(each["condition"]), bool(each["holds"])) for each in claim["conditions"]),
-            adjacency=str(claim["adjacency"]),
-        )
+        conditions = tuple((str(each["condition"]), bool(each["holds"])) for each in claim["conditions"])
+        epsilon, delta = decode(float, claim["value"]), decode(float, claim["delta"])
+        source, adjacency = str(claim["source"]), str(claim["adjacency"])
+        claimed = Claim(epsilon, str(claim["unit"]), delta, source, conditions, adjacency)
         clients = decode(tuple[ClientEpsilon, ...], value.get("clients", ()))
-        return cls.of(spec, claimed, [ProvenRow.from_json(row) for row in value["proven"]], attacked, clients)
+        return cls.of(spec, claimed, [decode(ProvenRow, row) for row in value["proven"]], attacked, clients)
 
     @classmethod
     def of(
@@ -207,17 +213,8 @@ class Epsilon:
 
 
 @dataclass(frozen=True)
-class RoundingMargin:
-    """What rounding before a sum could add to its proven ε, by a rule of thumb (errata G8): no proof."""
-
-    step: float
-    margin: float
-    epsilon: float
-
-
-@dataclass(frozen=True)
 class RunTraffic:
-    """What a client sends and receives in a round, on average, and what became of it."""
+    """What an average client sends and receives in a round, and how many uploads were lost."""
 
     aggregation: str
     upload_bytes: float
@@ -230,7 +227,18 @@ class RunTraffic:
     open_seconds: float | None = None
     attempts: float | None = None
     enrol_seconds: float | None = None
-    rounding: RoundingMargin | None = None
+    # step, margin, epsilon: what rounding before a sum could add to its ε, by a rule of thumb (G8): no proof
+    rounding: dict[str, float] | None = None
+
+    def text(self) -> str:
+        """One line on what a round sends."""
+        sent, received = bytes_text(self.upload_bytes), bytes_text(self.download_bytes)
+        parts = [f"{sent} a round and gets {received}", _SUMMED[self.aggregation]]
+        if self.mask_seconds is not None:
+            parts.append(f"masks {1000 * self.mask_seconds:.3g} ms a client")
+        if self.lost:
+            parts.append(f"{self.lost} uploads lost")
+        return "; ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -296,6 +304,13 @@ class LocalFigures:
     scores: TestScores | None = None  # where test records are not public: on some of the training records
     advice: tuple[Advice, ...] = ()
     metrics: tuple[Mapping[str, Any], ...] = ()
+
+    def text(self) -> str:
+        """The figures in one line."""
+        parts = [] if self.train_loss is None else [f"training loss {self.train_loss:.4f}"]
+        if self.clamped:
+            parts.append(f"{self.clamped} coordinates clamped: raise secagg.bound or lower client_lr")
+        return "; ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -422,6 +437,11 @@ class Report(Overview):
         return self.test_accuracy if self.classes else self.test_r2
 
     @property
+    def score_without_noise(self) -> float | None:
+        """The same score of the same run without noise; None where it was not trained."""
+        return self.test_accuracy_without_noise if self.classes else self.test_r2_without_noise
+
+    @property
     def accuracy(self) -> float | None:
         """Accuracy on the public test records; None if there are none."""
         return self.test_accuracy
@@ -451,11 +471,37 @@ class Report(Overview):
         more = f"{remarks}, in report.notes and report.epsilon.proven().not_covered"
         return [*self.main_lines(), *([("notes", more)] if remarks else []), ("folder", str(self.folder))]
 
+    def lines(self) -> list[tuple[str, str]]:
+        """The whole report, as pairs of (what, value)."""
+        lines, main = self.main_lines(), self.epsilon.main
+        if self.federation is not None:
+            safe = f"secure aggregation, safe from a server that colludes with {self.federation.colluders} parties"
+            lines.append(("sums", safe if self.federation.aggregation != "off" else "in the open"))
+            lines.append(("a round", f"{self.federation.seconds_a_round:.2f} s"))
+        if (read := self.streamed) is not None:
+            blocks = f"{read.blocks} blocks of up to {read.block_records:,}"
+            lines.append(("records", f"streamed from disk: {blocks}, {read.seconds_waiting:.1f} s of waiting"))
+        if self.traffic is not None:
+            lines.append(("a client sends", self.traffic.text()))
+        lines += [("noise", text) for text in sampler_text(main)]
+        lines += [("not covered", text) for text in uncovered(main)]
+        if self.score_without_noise is not None:
+            score = f"test {'accuracy' if self.classes else 'R²'} {self.score_without_noise:.4f}"
+            lines.append(("without noise", f"{score} (not private: the same run with its noise left out)"))
+        lines += [("note", note) for note in other_notes(self)]
+        if (self.folder / "plot.png").is_file():
+            lines.append(("plot", str(self.folder / "plot.png")))
+        lines.append(("run folder", str(self.folder)))
+        if exact := self.local.text():
+            lines.append(("local, not private", f"{exact}; more in {self.folder / 'local'}"))
+        return lines + [("warning, local, not private", each.text) for each in self.local.advice]
+
     def main_lines(self) -> list[tuple[str, str]]:
         """Scores, rounds, clients and the three ε."""
         scores = "not scored: the test records are not public"
         if self.test_score is not None and self.loss is not None:
-            scores = f"{self.test_score:.4f}, loss {self.loss:.4f}{self._trivial_text()}"
+            trivial = "".join(f" ({name}: {value:.4f})" for name, value in self._trivial().items())
+            scores = f"{self.test_score:.4f}, loss {self.loss:.4f}{trivial}"
         least, median, most = (f"{each:g}" for each in vars(self.participation).values())
         times = f"{most} rounds" if least == most else f"{least} to {most} rounds (median {median})"
         lines = [
@@ -463,24 +509,13 @@ class Report(Overview):
             *([("", self.scores.text())] if self.scores is not None else []),
             ("rounds", f"{self.rounds} in {self.seconds:.1f} s"),
             ("clients", f"{self.num_clients}, each in {times}"),
-            *((label(row), proven_text(row)) for row in self.epsilon.main),
-            ("claimed ε", claim_text(self.epsilon.claimed)),
+            *self.epsilon.lines(self.epsilon.main),
         ]
         if failing := len(self.epsilon.failing_conditions):
             lines.append(("", f"{failing} of the claim's conditions fail: dither account {self.folder}"))
-        lines += [
-            (f"target ε {row.target:g}", f"{who}: {client_text(row)}") for who, row in self.epsilon.by_target()
-        ]
-        lines += [("attacked ε", attacked_text(row)) for row in self.epsilon.attacked]
         if self.stopped:
             lines.append(("stopped", self.stopped))
         return [*lines, *(("warning", each.text) for each in self.advice)]
-
-    def _trivial_text(self) -> str:
-        if self.scores is None:
-            return ""
-        value = self.scores.trivial.get("accuracy" if self.classes else "r2")
-        return "" if value is None else f" ({self.scores.trivial_predictor}: {value:.4f})"
 
     def privacy_line(self) -> str:
         """The proven ε first, then what the paper's formula claims: for pictures."""
@@ -492,44 +527,42 @@ class Report(Overview):
         if math.isinf(row.value):
             return "no noise: not private" if math.isinf(self.epsilon.claimed.value) else f"{kind} ∞; {claimed}"
         return (
-            f"{kind} {epsilon_text(row.value)} per {row.unit} (δ = {row.delta:g}, {row.adjacency}, against "
+            f"{kind} = {epsilon_text(row.value)} per {row.unit} (δ = {row.delta:g}, {row.adjacency}, against "
             f"{adversary}); {claimed}"
         )
 
     def score_lines(self) -> dict[str, float]:
         """What a score is compared with: the trivial predictor and the same run without noise, where known."""
-        trivial = None if self.scores is None else self.scores.trivial.get("accuracy" if self.classes else "r2")
-        without = self.test_accuracy_without_noise if self.classes else self.test_r2_without_noise
-        named = {self.scores.trivial_predictor if self.scores else "": trivial, "without noise": without}
-        return {name: value for name, value in named.items() if value is not None}
+        without = self.score_without_noise
+        return self._trivial() | ({} if without is None else {"without noise": without})
+
+    def _trivial(self) -> dict[str, float]:
+        """The trivial predictor's score, by its name; empty where it is not known."""
+        name = "accuracy" if self.classes else "r2"
+        if self.scores is None or name not in self.scores.trivial:
+            return {}
+        return {self.scores.trivial_predictor: self.scores.trivial[name]}
 
     def to_latex(self) -> str:
         """A small table, one line for each proven ε of the spec's view."""
-        accuracy = "--" if self.test_score is None else f"{self.test_score:.4f}"
-        head = [
-            "Method",
-            "Data",
-            "Accuracy" if self.classes else "R²",
-            "Claimed ε",
-            "Proven ε",
-            "δ",
-            "Neighbours",
-            "Against",
-        ]
+        claim, score = self.epsilon.claimed, self.test_score
+        shared = {
+            "Method": self.method,
+            "Data": Path(self.data).name,
+            "Accuracy" if self.classes else "R²": "--" if score is None else f"{score:.4f}",
+            "Claimed ε": f"{epsilon_text(claim.value)} per {claim.unit}",
+        }
         rows = [
-            [
-                self.method,
-                Path(self.data).name,
-                accuracy,
-                f"{epsilon_text(self.epsilon.claimed.value)} per {self.epsilon.claimed.unit}",
-                f"{epsilon_text(row.value)} per {row.unit}{' (assumed)' if row.assumed else ''}",
-                f"{row.delta:g}",
-                row.adjacency,
-                ADVERSARIES[row.view],
-            ]
+            {
+                **shared,
+                "Proven ε": f"{epsilon_text(row.value)} per {row.unit}{' (assumed)' if row.assumed else ''}",
+                "δ": f"{row.delta:g}",
+                "Neighbours": row.adjacency,
+                "Against": ADVERSARIES[row.view],
+            }
             for row in self.epsilon.main
         ]
-        return latex_table(head, rows)
+        return latex_table(list(rows[0]), [list(row.values()) for row in rows])
 
     # The model
 
@@ -708,6 +741,12 @@ def epsilon_text(value: float | str) -> str:
     return "∞" if math.isinf(float(value)) else f"{float(value):.3g}"
 
 
+def bytes_text(count: float) -> str:
+    """1234 -> 1.23 kB."""
+    power = next((power for power in (0, 1, 2) if count < 1000 ** (power + 1)), 3)
+    return f"{count / 1000**power:.3g} {('B', 'kB', 'MB', 'GB')[power]}"
+
+
 def label(row: ProvenRow) -> str:
     return "assumed ε" if row.assumed else "proven ε"
 
@@ -748,7 +787,7 @@ def uncovered(rows: Sequence[ProvenRow]) -> list[str]:
 
 
 def other_notes(report: Report) -> list[str]:
-    """The notes of a report that do not stand among what is not covered."""
+    """The notes of a report, without those already listed as not covered."""
     texts = {text for row in report.epsilon.main for text in row.not_covered}
     return [note for note in report.notes if note not in texts]
 

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dither import data
-from dither.accounting import Conditions, gaussian_epsilon, gaussian_mu
-from dither.accounting.ledger import Budget, Charge, Ledger, composed
-from dither.accounting.ledger.runs import EVERY_RECORD, data_id
+from dither.accounting import gaussian_epsilon, gaussian_mu
+from dither.accounting.ledger import Budget, Ledger
+from dither.accounting.ledger.runs import data_id
 from dither.errors import DataError, SpecError
 from dither.experiment import counting
-from dither.experiment.account import SpentPart, spent_parts
-from dither.experiment.build import Experiment, build_experiment
-from dither.experiment.defaults import TUNED, choose
+from dither.experiment.account import SpentPart, spent_parts, with_counts
+from dither.experiment.build import Experiment, build_experiment, choose
+from dither.experiment.defaults import TUNED
 from dither.experiment.evaluation import PrivateScores, evaluate_privately
 from dither.experiment.folder import to_json, write_text
 from dither.experiment.private_schema import Wanted, private_schema
@@ -129,7 +129,6 @@ def table_files(path: str | Path | Sequence[str | Path]) -> list[Path]:
     return files
 
 
-# reason: the options of `dither start`
 def plan_project(
     path: str | Path | Sequence[str | Path],
     wanted: Wanted,
@@ -147,7 +146,6 @@ def plan_project(
     return ProjectPlan(tuple(files), records, wanted, Budgets.split(epsilon, sum(records), delta, shares))
 
 
-# reason: keyword options of a public function
 def start_project(
     plan: ProjectPlan,
     *,
@@ -266,19 +264,10 @@ def calibrated(spec: Spec, build: Callable[[Spec], Experiment], budgets: Budgets
 
 def everything(experiment: Experiment, budgets: Budgets) -> float:
     """ε of schema, training and evaluation as they compose, for the client that reveals most."""
-    accountant = experiment.accountant()
-
-    def looked(epsilon: float, *, lists_names: bool) -> tuple[list[Charge], Conditions]:
-        release = counting.release(epsilon, budgets.delta, lists_names=lists_names)
-        return [Charge(EVERY_RECORD, [((release,), 1)])], Conditions()
-
-    first = looked(budgets.schema, lists_names=True)
-    last = looked(budgets.evaluation, lists_names=False)
+    schema = counting.release(budgets.schema, budgets.delta)
+    evaluation = counting.release(budgets.evaluation, budgets.delta, lists_names=False)
     terms = Budget(budgets.epsilon, budgets.delta)
-    return max(
-        composed([first, ([Charge(EVERY_RECORD, group.most)], accountant.conditions), last], terms)[0]
-        for group in accountant.clients
-    )
+    return with_counts(experiment.accountant(), terms, before=[schema], after=[evaluation])[0]
 
 
 # reason: keyword options of a public function

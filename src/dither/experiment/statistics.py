@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,23 +21,7 @@ from scipy.special import ndtri
 from dither.accounting.ledger import Ledger
 from dither.errors import SpecError
 from dither.experiment import counting
-from dither.experiment.counting import (
-    BINS,
-    CATEGORIES,
-    EXPONENTS,
-    HISTOGRAM,
-    MARK_CELL,
-    NAMES,
-    NUMBER_CELL,
-    POWER_CELLS,
-    SUMS,
-    SURVEY,
-    TEXT_CELL,
-    UNITS,
-    Counter,
-    Counting,
-    Question,
-)
+from dither.experiment.counting import Counter, Counting, Question
 from dither.experiment.folder import to_json
 from dither.privacy.discrete import Words, os_words
 
@@ -88,7 +72,7 @@ class Statistics:
         raise SpecError(f"column={name!r} is not one of {', '.join(each.name for each in self.columns)}")
 
     def to_json(self) -> str:
-        return to_json(asdict(self), indent=2)
+        return to_json(self, indent=2)
 
     def rows(self) -> list[dict[str, str]]:
         """One line for each column, for a table."""
@@ -144,7 +128,7 @@ def describe(counter: Counter, names: Sequence[str]) -> tuple[ColumnStatistics, 
         closer = zoom(counter, numbers, look * len(numbers))
         described |= _numbers(counter, closer, present, cells * len(numbers))
     if texts:
-        listed = counter.names(Question(NAMES, tuple(texts), look * len(texts)))
+        listed = counter.names(Question(counting.NAMES, tuple(texts), look * len(texts)))
         described |= _categories(counter, dict(zip(texts, listed, strict=True)), cells * len(texts))
     return tuple(ColumnStatistics(name, kinds[name], present[name], **described.get(name, {})) for name in names)
 
@@ -157,31 +141,31 @@ def survey(
 ) -> tuple[dict[str, str], dict[str, Estimate], dict[str, Range]]:
     """Whether a column holds numbers, text or nothing, how many records have a value, and the powers of two
     between which its numbers lie."""
-    parts, std = counter.total(Question(SURVEY, tuple(names), share))
+    parts, std = counter.total(Question(counting.SURVEY, tuple(names), share))
     kinds, present, ranges = {}, {}, {}
     spread = _CONFIDENCE * math.sqrt(2) * std
     for name, part in zip(names, parts, strict=True):
         cells = part[0].astype(np.float64)
-        mark, text, number = cells[MARK_CELL], cells[TEXT_CELL], cells[NUMBER_CELL]
+        mark, text, number = cells[counting.MARK_CELL], cells[counting.TEXT_CELL], cells[counting.NUMBER_CELL]
         kinds[name] = NUMBER if number >= 9 * text else CATEGORY
         values = min(max(0.0, number + text + mark * (kinds[name] == CATEGORY)), float(counter.records))
         present[name] = Estimate(values, max(0.0, values - spread), values + spread)
         if values <= 2 * spread:
             kinds[name] = EMPTY
-        ranges[name] = _range(cells[POWER_CELLS:], std)
+        ranges[name] = _range(cells[counting.POWER_CELLS :], std)
     return kinds, present, ranges
 
 
 def _range(counts: np.ndarray, std: float) -> Range:
     """The powers of two between which the counts stand out of their noise."""
-    edges = [2.0**e for e in (*EXPONENTS, EXPONENTS[-1] + 1)]
+    edges = [2.0**e for e in (*counting.EXPONENTS, counting.EXPONENTS[-1] + 1)]
     lows = [*(-edge for edge in reversed(edges[1:])), -edges[0], *edges[:-1]]
     highs = [*(-edge for edge in reversed(edges[:-1])), edges[0], *edges[1:]]
     seen = significant(counts, std)
     if not len(seen):
         return (0.0, 1.0)
     low, high = lows[int(seen[0])], highs[int(seen[-1])]
-    zero = len(EXPONENTS)
+    zero = len(counting.EXPONENTS)
     low = 0.0 if seen[0] >= zero else low
     return (low, 0.0 if seen[-1] <= zero and low < 0 else high)
 
@@ -193,7 +177,7 @@ def significant(counts: np.ndarray, std: float) -> np.ndarray:
 
 def zoom(counter: Counter, ranges: Mapping[str, Range], share: float) -> dict[str, Range]:
     """The part of each range that holds the numbers, a quarter wider on either side."""
-    parts, std = counter.total(Question(HISTOGRAM, tuple(ranges), share, tuple(ranges.values())))
+    parts, std = counter.total(Question(counting.HISTOGRAM, tuple(ranges), share, tuple(ranges.values())))
     return {name: inner_range(ranges[name], part[0], std, 0.25) for name, part in zip(ranges, parts, strict=True)}
 
 
@@ -213,14 +197,16 @@ def _numbers(
     counter: Counter, ranges: Mapping[str, Range], present: Mapping[str, Estimate], share: float
 ) -> dict[str, dict[str, Any]]:
     """Quantiles, mean and standard deviation of columns of numbers."""
-    cells, cell_std = counter.total(Question(HISTOGRAM, tuple(ranges), share, tuple(ranges.values())))
-    totals, total_std = counter.total(Question(SUMS, tuple(ranges), _SHARES["sums"], tuple(ranges.values())))
+    cells, cell_std = counter.total(Question(counting.HISTOGRAM, tuple(ranges), share, tuple(ranges.values())))
+    totals, total_std = counter.total(
+        Question(counting.SUMS, tuple(ranges), _SHARES["sums"], tuple(ranges.values()))
+    )
     described = {}
     for (name, (low, high)), counts, sums in zip(ranges.items(), cells, totals, strict=True):
         number = max(1.0, present[name].value)
-        mean, square = (sums[0] / (UNITS * number)).tolist()
+        mean, square = (sums[0] / (counting.UNITS * number)).tolist()
         mean = min(1.0, max(0.0, mean))
-        spread = (_CONFIDENCE * total_std / UNITS + mean * (present[name].high - number)) / number
+        spread = (_CONFIDENCE * total_std / counting.UNITS + mean * (present[name].high - number)) / number
         variance, wide = square - mean**2, (1 + 2 * mean) * spread
         stds = (math.sqrt(max(0.0, variance + error)) for error in (0.0, -wide, wide))
         described[name] = {
@@ -235,9 +221,9 @@ def _numbers(
 def _quantiles(counts: np.ndarray, std: float, low: float, high: float) -> dict[float, Estimate]:
     """Quantiles by the running sum of noisy cells, made increasing."""
     running = np.maximum.accumulate(np.cumsum(counts).astype(np.float64))
-    edges = np.linspace(low, high, BINS + 1)
+    edges = np.linspace(low, high, counting.BINS + 1)
     total = max(1.0, float(running[-1]))
-    spread = _CONFIDENCE * std * math.sqrt(BINS)
+    spread = _CONFIDENCE * std * math.sqrt(counting.BINS)
 
     def at(rank: float) -> float:
         return float(np.interp(rank, np.append(0.0, np.maximum(running, 0.0)), edges))
@@ -251,7 +237,7 @@ def _quantiles(counts: np.ndarray, std: float, low: float, high: float) -> dict[
 def _categories(counter: Counter, listed: Mapping[str, Sequence[str]], share: float) -> dict[str, dict[str, Any]]:
     """How many records of all institutions have each of the listed categories."""
     categories = tuple(map(tuple, listed.values()))
-    parts, std = counter.total(Question(CATEGORIES, tuple(listed), share, categories=categories))
+    parts, std = counter.total(Question(counting.CATEGORIES, tuple(listed), share, categories=categories))
     spread, described = _CONFIDENCE * std, {}
     for (name, names), part in zip(listed.items(), parts, strict=True):
         ordered = sorted(zip(names, part[0].tolist(), strict=False), key=lambda pair: -pair[1])

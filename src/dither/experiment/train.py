@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import platform
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
@@ -10,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -19,50 +21,23 @@ from dither.accounting import ClientRange
 from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, data_id
 from dither.data import Dataset, file_digest, hash_records
 from dither.errors import BudgetExhausted, ClientRefused, DataError, DitherError, RunExists, SpecError
-from dither.experiment import plots
-from dither.experiment.advice import diverged_model, judge_run
-from dither.experiment.build import (
-    Compiled,
-    Experiment,
-    build_experiment,
-    by_file,
-    check,
-    claim_after,
-    client_epsilons,
-    compiled,
-    designs,
-    engine_options,
-    facts,
-    load_data,
-    origin,
-    planned_rounds,
-    rounding,
-    sharing_note,
-    stop_reason,
-    tolerated,
-)
-from dither.experiment.defaults import choose
+from dither.experiment import build, plots
+from dither.experiment.build import Compiled, Experiment, build_experiment, choose
 from dither.experiment.folder import Checkpoint, RunFolder, lock, to_json, write_text
-from dither.experiment.notebook import NotebookProgress, in_notebook
-from dither.experiment.report import (
-    DiskReads,
-    Epsilon,
-    LedgerCharge,
-    Report,
-    RoundingMargin,
-    RunTraffic,
-    encode,
-    load,
-)
+from dither.experiment.metrics import diverged_model, judge_run
+from dither.experiment.report import DiskReads, Epsilon, LedgerCharge, Report, RunTraffic, encode, load
 from dither.models import leaf_name
 from dither.simulation import distributed, engine
-from dither.simulation.aggregation import Aggregation
 from dither.simulation.arrays import Shards
 from dither.simulation.devices import Clock
 from dither.simulation.streaming import Streamed
 from dither.spec import Spec, model_file
 from dither.spec.code import file_content, register_model
 from dither.types import Params, __version__
+
+if TYPE_CHECKING:
+    from dither.experiment.build import Experiment
+
 
 CHECKPOINT_SECONDS = 5.0
 _WAYS = {"no": "in memory", "yes": "streamed from the disk"}  # data.stream, and how provenance.json says it
@@ -165,16 +140,16 @@ def _run(
         begun: dict[str, Any] = shared["begun"]
         kept = next((stream for stream, way in _WAYS.items() if way == begun.get("records")), "")
         if dataset is None and options.records is not None:
-            dataset = load_data(spec, records=options.records)
+            dataset = build.load_data(spec, records=options.records)
         experiment = build_experiment(spec, data_dir=options.data_dir, dataset=dataset, stream=kept)
-        shards = check(experiment, begun)  # before there is a folder
+        shards = build.check(experiment, begun)  # before there is a folder
         if begun.get("model_digest", "") != experiment.model_digest and begun:
             raise RunExists(
                 f"{str(path)!r} was begun with another model than {spec.model.name!r} is now; restore the model, "
                 "or start a new run"
             )
         if distributed.count() > 1:
-            distributed.assert_equal(facts(experiment))
+            distributed.assert_equal(build.facts(experiment))
     if not distributed.leading():
         return train(experiment, None, shards, None, clock, options)
     with clock("start_up"):
@@ -205,12 +180,14 @@ def _place(spec: Spec, out: str | Path | None, resume: str | Path | None) -> tup
     shared = {"spec": spec.to_toml(), "begun": {}, "complete": False}
     if resume is None:
         path = Path(out) if out is not None else default_folder(spec)
-        refuse_taken(path)
+        RunFolder(path).refuse_taken()  # before any data is loaded
         return path, shared
     folder = RunFolder.open(resume)
     _check_spec(folder, spec)
     finished = Report.read(resume)
     complete = finished is not None and not finished.stopped
+    if not complete:
+        folder.resumable_state()
     return folder.path, {**shared, "begun": folder.provenance(), "complete": complete}
 
 
@@ -228,8 +205,7 @@ def spending(
             "can charge; use 'clip', or a catalogue data set without --ledger"
         )
     # The run folder keeps an anchor: a ledger that is rolled back later no longer agrees with it.
-    anchor = folder.path / "ledger-anchor.json"  # where earlier versions had it
-    anchor = anchor if anchor.is_file() else folder.path / "local" / "ledger-anchor.json"
+    anchor = folder.path / "local" / "ledger-anchor.json"
     book = Ledger(ledger or Ledger.default_path(), anchor=anchor)
     own_rows = spec.data.partition == "column"
     datasets = _identified(experiment, book, new_ledger=new_ledger)
@@ -241,11 +217,11 @@ def spending(
         )
     # The run's name in the ledger holds all that determines what it releases: a folder whose spec, seed, records
     # or surroundings were changed is another run, which pays for itself.
-    made_of = np.frombuffer(origin(experiment, folder.provenance()).encode(), np.uint8)
-    # Where a run may go on without some clients, nobody's noise is counted on in a sum.
+    made_of = np.frombuffer(build.origin(experiment, folder.provenance()).encode(), np.uint8)
+    # If a run may continue without some clients, no client's noise is relied on in a sum.
     missing = experiment.plan.cohort_size - 1 if spec.federation.refused == "continue" else None
     accountant = experiment.accountant(missing)
-    one_client_each = by_file(spec, experiment.dataset)
+    one_client_each = build.by_file(spec, experiment.dataset)
     accounts = [
         Spending(
             book,
@@ -309,20 +285,14 @@ def resume(path: str | Path, **arguments: Any) -> Report:
     return run(RunFolder.open(path).spec(), resume=path, **arguments)
 
 
-def refuse_taken(path: Path) -> None:
-    """Say at once, before any data is loaded, that a folder is taken."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise RunExists(f"{str(path)!r} already exists; give another --out, or continue it with --resume {path}")
-
-
 class _Outcome(NamedTuple):
-    """What the rounds came to, fetched from the devices of all processes."""
+    """The outcome of the rounds, fetched from the devices of all processes."""
 
     rounds: int
     stopped: str  # why there are fewer than asked for; empty where all were made
     params: Params
     refused: np.ndarray  # updates of each client that were left out
-    missing: int  # the most clients that lacked in any sum
+    missing: int  # the largest number of clients absent from a sum
     participation: np.ndarray
     traffic: dict[str, Any]
     sharing_note: str
@@ -336,13 +306,13 @@ def train(
     clock: Clock,
     options: RunOptions,
 ) -> Report:
-    """Rounds from the newest checkpoint (or from the start) to the end; then model, summary and plot.
+    """Train from the newest checkpoint (or from the start) to the end; then write model, summary and plot.
 
     Process 0 has the folder. Any other process (folder None) computes the same rounds and exits after them.
     """
     recorder = _Recorder(experiment, folder, account, clock, options) if folder is not None else None
     with clock("start_up"):
-        program = compiled(experiment, keep_programs=options.keep_programs, shards=shards)
+        program = build.compiled(experiment, keep_programs=options.keep_programs, shards=shards)
         state = program.simulation.start(program.inputs)
     state, done = _resumed(state, program.simulation, recorder)
     if recorder is not None:
@@ -382,7 +352,7 @@ def _train_rounds(
     stopped = ""
     reading = closing(rounds) if isinstance(rounds, Streamed) else nullcontext()
     with reading, distributed.Interrupt() as interrupt:
-        for start, end in engine.chunks(done, planned_rounds(experiment), experiment.spec.eval_every):
+        for start, end in engine.chunks(done, build.planned_rounds(experiment), experiment.spec.eval_every):
             stop, stopped = recorder.charge(start, end) if recorder else (end, "")
             shared = interrupt.exchange(stop=stop, stopped=stopped)
             stop, stopped = shared["stop"], shared["stopped"]
@@ -404,13 +374,13 @@ def _train_rounds(
     completed = experiment.first_rounds(done)
     return _Outcome(
         rounds=done,
-        stopped=stopped or stop_reason(experiment),
+        stopped=stopped or build.stop_reason(experiment),
         params=params,
         refused=np.asarray(state.refused)[0],
         missing=int(np.asarray(state.missing)[0]),
         participation=np.asarray(state.participation)[0],
         traffic=traffic(completed, simulation, state, simulation.sizes(state, inputs)),
-        sharing_note=sharing_note(completed),
+        sharing_note=build.sharing_note(completed),
     )
 
 
@@ -474,8 +444,8 @@ def _account_for(recorder: _Recorder, outcome: _Outcome) -> Report:
     # Also what was undone and never made again.
     released = recorder.experiment.realised(folder.begun()) if recorder.fresh else experiment
     repeated = len(released.cohorts) - len(experiment.cohorts)
-    if repeated:  # what became of rounds that were undone, nobody knows
-        missing = max(missing, tolerated(spec))
+    if repeated:  # how undone rounds ended is unknown
+        missing = max(missing, build.tolerated(spec))
     with recorder.clock("accounting"):
         report = report_of(released, folder, folder.metrics(), outcome.participation, missing)
     sent = {name: value for name, value in outcome.traffic.items() if name != "clamped"}
@@ -496,7 +466,7 @@ def _account_for(recorder: _Recorder, outcome: _Outcome) -> Report:
     if outcome.sharing_note:
         report = report.with_notes(outcome.sharing_note)
     if outcome.stopped:
-        claim = claim_after(experiment, report.rounds)
+        claim = build.claim_after(experiment, report.rounds)
         report = replace(report, stopped=outcome.stopped, epsilon=replace(report.epsilon, claimed=claim))
     if recorder.account is not None:
         charge = LedgerCharge(str(recorder.account.ledger.path), recorder.account.dataset)
@@ -517,7 +487,7 @@ class _Recorder:
     ) -> None:
         self.experiment, self.spec, self.folder, self.account = experiment, experiment.spec, folder, account
         self.clock, self.options = clock, options
-        self.num_rounds = planned_rounds(experiment)
+        self.num_rounds = build.planned_rounds(experiment)
         self.fresh = self.spec.source_of_randomness == "os"  # a round made again is another release
         self.began = self.saved = time.perf_counter()
         self.seconds_before = 0.0
@@ -527,7 +497,6 @@ class _Recorder:
         folder, done = self.folder, 0
         checkpoint = folder.load_checkpoint()
         folder.clear_leftovers()
-        _begun_before(folder, self.spec, self.num_rounds)
         if self.fresh and self.spec.batch_sampling == "shuffled" and folder.begun():
             raise RunExists(
                 f"{str(folder.path)!r} cannot be resumed: its shuffled epochs came from randomness='os', which is "
@@ -543,8 +512,8 @@ class _Recorder:
         return state, done
 
     def charge(self, start: int, end: int) -> tuple[int, str]:
-        """The round up to which the budget allows to go on, and the reason where that is not `end`. The rounds up
-        to there are charged."""
+        """The last round that the budget allows, and the reason if that is before `end`. The rounds up to there
+        are charged."""
         stop = end
         if self.account is not None:
             try:
@@ -603,26 +572,17 @@ def without_noise(experiment: Experiment, compiled_rounds: engine.Simulation | N
         name: (np.zeros_like(np.asarray(value)) if name in prepared.plan.noise_names else np.asarray(value))[None]
         for name, value in prepared.hyper.items()
     }
-    options = {**engine_options(experiment), "randomness": "seeded"}
-    options["aggregation"] = _noiseless(options["aggregation"])
-    simulation = compiled_rounds
-    if simulation is None or spec.source_of_randomness != "seeded" or options["aggregation"] is not None:
-        simulation = engine.Simulation(
-            experiment.model,
-            prepared.build,
-            num_clients=len(experiment.partition.size),
-            cohort_size_at=prepared.cohort_size_at,
-            **options,
-        )
-    inputs = simulation.inputs(experiment.problem, seeds=[spec.seed], hyper=hyper, cohorts=designs([experiment]))
-    rounds = planned_rounds(experiment)
+    simulation, how = compiled_rounds, build.aggregation(experiment)
+    if simulation is None or spec.source_of_randomness != "seeded" or how is not None:
+        how = how and how._replace(noise_std=None)
+        simulation = build.make_simulation(experiment, randomness="seeded", aggregation=how)
+    inputs = simulation.inputs(
+        experiment.problem, seeds=[spec.seed], hyper=hyper, cohorts=build.designs([experiment])
+    )
+    rounds = build.planned_rounds(experiment)
     result = engine.train(simulation, inputs, num_rounds=rounds, eval_every=rounds)
     last = result.history[-1].metrics
     return float(last["test_r2" if experiment.model.task == "regression" else "test_accuracy"][0])
-
-
-def _noiseless(how: Aggregation | None) -> Aggregation | None:
-    return how._replace(noise_std=None) if how else None
 
 
 # Pieces
@@ -635,7 +595,7 @@ def report_of(
     participation: np.ndarray,
     missing: int = 0,
 ) -> Report:
-    """The outcome of the rounds that were made, when at most `missing` clients were missing in any sum."""
+    """The report on the completed rounds, with at most `missing` clients absent from any sum."""
     last, spec = rows[-1], experiment.spec
     counts = np.sort(participation)
     return Report(
@@ -653,17 +613,12 @@ def report_of(
             spec,
             experiment.prepared.claim,
             experiment.accountant(missing).table(),
-            clients=client_epsilons(experiment, missing),
+            clients=build.client_epsilons(experiment, missing),
         ),
         why=experiment.method.why,
         participation=ClientRange(int(counts[0]), float(np.median(counts)), int(counts[-1])),
         randomness=spec.source_of_randomness,
-        notes=(
-            *experiment.dataset.notes,
-            *experiment.prepared.caveats,
-            *_view_caveat(spec),
-            *_data_caveats(spec),
-        ),
+        notes=(*experiment.dataset.notes, *experiment.prepared.caveats, *_caveats(spec)),
         num_clients=len(experiment.partition.size),
         num_features=int(experiment.dataset.x_train.shape[1]),
         num_params=experiment.num_params,
@@ -675,7 +630,7 @@ def report_of(
 def traffic(
     experiment: Experiment, simulation: engine.Simulation, state: engine.State, sizes: tuple[int, int]
 ) -> dict[str, Any]:
-    """What a round sends, a client at the mean, and what became of it."""
+    """What an average client sends and receives in a round, and how many uploads were lost."""
     message, upload = sizes
     how = simulation.aggregation
     found: dict[str, Any] = {
@@ -728,15 +683,15 @@ def _with_aggregation(report: Report, experiment: Experiment, missing: int) -> R
             replace(row, not_covered=(*row.not_covered, limit)) if any("G8" in t for t in row.not_covered) else row
             for row in table
         )
-    margin = rounding(experiment, missing)
+    margin = build.rounding(experiment, missing)
     if margin is not None:
-        seen = replace(seen, rounding=RoundingMargin(**margin))
+        seen = replace(seen, rounding=margin)
     return replace(report, traffic=seen, epsilon=replace(report.epsilon, table=table))
 
 
 UNSCORED = (
-    "test records are not scored: if yours are public, say so with data.test_public=true; `dither evaluate` "
-    "scores a file for you alone"
+    "test records are held out but not scored: if yours are public, say so with data.test_public=true, or train "
+    "on all records with data.test_fraction=0; `dither evaluate` scores a file for you alone"
 )
 
 
@@ -755,35 +710,24 @@ def _schema_file(dataset: Dataset) -> dict[str, str]:
 
 
 def model_source(spec: Spec) -> dict[str, str]:
-    """model.py, the file of a model of your own: the run's model can be read when that file is gone or changed."""
+    """model.py, a copy of the file of your own model: the run's model still loads if that file changes."""
     named = model_file(spec.model.name)
     return {"model.py": file_content(named[0]).decode("utf-8")} if named else {}
 
 
-def _begun_before(folder: RunFolder, spec: Spec, num_rounds: int) -> None:
-    """Of a run that a version without digests.json began, what it may have begun: a stretch past the last line."""
-    if not (folder.path / "digests.json").is_file():
-        rows = folder.metrics()
-        folder.begin(0, min((rows[-1]["round"] if rows else 0) + spec.eval_every, num_rounds))
-
-
-def _data_caveats(spec: Spec) -> tuple[str, ...]:
+def _caveats(spec: Spec) -> list[str]:
+    """What a reader of the report should know about the spec."""
     found = [] if spec.scored else [UNSCORED]
+    if spec.privacy.view == "sum" and spec.aggregation == "off":
+        off = "which is off: this server would see single uploads"
+        found.append(f"privacy.view='sum' holds under secure aggregation, {off}")
     if spec.data.public:
         found.append("data.public: you declared these records public, so nothing was charged to a ledger")
     if spec.private and spec.source_of_randomness == "seeded":
         found.append("seeded noise: a simulation, not a protection; anyone who knows the seed can subtract it")
     if spec.data.path and spec.compare:
         found.append("compare is for public data: nothing was trained without noise on your records")
-    return tuple(found)
-
-
-def _view_caveat(spec: Spec) -> tuple[str, ...]:
-    if spec.privacy.view != "sum" or spec.aggregation != "off":
-        return ()
-    return (
-        "privacy.view='sum' holds under secure aggregation, which is off: this server would see single uploads",
-    )
+    return found
 
 
 def provenance(experiment: Experiment) -> dict[str, Any]:
@@ -856,3 +800,38 @@ def _check_refused(state: engine.State, round: int) -> None:
             f"client {names} sent an update that is not finite by round {round}; lower client_lr "
             "or the noise, or check that client's records"
         )
+
+
+# Progress of a run in a notebook: a bar that updates in place.
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return type(shell).__name__ == "ZMQInteractiveShell"
+
+
+class NotebookProgress:
+    """The callbacks of `run` that draw the bar."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._total = 0
+
+    def start(self, experiment: Experiment, folder: Path, done: int) -> None:
+        from IPython.display import HTML, display
+
+        self._total = build.planned_rounds(experiment)
+        self._handle = display(HTML(self._bar(done, "")), display_id=True)
+
+    def update(self, row: dict[str, Any]) -> None:
+        from IPython.display import HTML
+
+        score = next((name for name in ("test_accuracy", "test_r2") if row.get(name) is not None), None)
+        text = "" if score is None else f"{score.replace('_', ' ')} {row[score]:.4f}"
+        self._handle.update(HTML(self._bar(row["round"], text)))
+
+    def _bar(self, done: int, text: str) -> str:
+        bar = f'<progress value="{done}" max="{self._total}"></progress>'
+        return f"{bar} round {done}/{self._total} {html.escape(text)}"

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 import jax
 import numpy as np
@@ -29,7 +30,7 @@ from dither.privacy import clipping
 from dither.secagg.roster import Rules
 from dither.simulation.arrays import Problem
 from dither.spec import MODELS, Spec, code, method_available, model_file
-from dither.types import RoundInfo
+from dither.types import PrivacyPlan, RoundInfo
 
 FORMAT = 1
 NEIGHBOURS = ("zero-out", "replace-one")  # under add/remove the counts, which all parties see, would tell
@@ -53,15 +54,65 @@ _MOST = {
     "privacy.colluders": 10_000,
 }
 
+# What the owner sees: what is done, what leaves, what it costs.
+Rows = list[tuple[str, str]]
 
+
+@dataclass(frozen=True)
 class Terms:
     """What every agreement has: parties, a spec, and a digest that changes with any of it."""
 
-    names: tuple[str, ...]
+    file: ClassVar[str]  # its name in the folder of a run
+    purpose: ClassVar[str]  # of statistics; empty for training
+
+    federation: str
+    run: str
     spec: Spec
+    names: tuple[str, ...]  # the parties; a client's number is its place here
+    sizes: tuple[int, ...]  # records of each party that count
+
+    # To and from JSON
 
     def to_dict(self) -> dict[str, Any]:
-        raise NotImplementedError
+        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
+        return {"format": FORMAT, **plain, "spec": self.spec.to_dict()}
+
+    @classmethod
+    def from_dict(cls, received: Mapping[str, Any]) -> Self:
+        """An agreement from JSON that anybody may have written. Nothing it names is opened, imported or allocated
+        before all of it is known to be in bounds."""
+        check_json(received)
+        version = received.get("format")
+        require(version == FORMAT, f"has format {version!r}; this Dither reads {FORMAT}")
+        kinds = get_type_hints(cls)
+        parts = {
+            each.name: _read_field(received.get(each.name), each.name, kinds[each.name]) for each in fields(cls)
+        }
+        return cls(**parts).check()
+
+    @classmethod
+    def load(cls, folder: Path, advice: str) -> Self | None:
+        """The agreement in the folder of a run; None if there is no file."""
+        path, keys = folder / cls.file, ("format", *(each.name for each in fields(cls)))
+        return cls.from_dict(read_checked(path, advice, old=keys)) if path.is_file() else None
+
+    def save(self, folder: Path) -> None:
+        write_checked(folder / self.file, self.to_dict())
+
+    def check(self) -> Self:
+        """Itself, or an error where the parts do not fit together."""
+        parts = f"{len(self.names)} parties, {len(self.sizes)} sizes and num_clients={self.spec.num_clients}"
+        require(len(self.names) == len(self.sizes) == self.spec.num_clients, f"has {parts}")
+        require(len(set(self.names)) == len(self.names), "names a party twice")
+        empty = [name for name, size in zip(self.names, self.sizes, strict=True) if size < 1]
+        if empty:
+            raise FederationError(f"no records: {', '.join(empty)}; leave such parties out with --without")
+        require(max(self.sizes) < 2**31, f"has a party of {max(self.sizes)} records: below 2^31 is possible")
+        plain = self.run.isascii() and self.run.isalnum() and len(self.run) <= 64
+        require(plain, f"has run {self.run[:80]!r}; use up to 64 letters and digits")
+        return self
+
+    # What follows from them
 
     @property
     def digest(self) -> str:
@@ -75,76 +126,43 @@ class Terms:
             raise FederationError(f"{name!r} is not among the parties of this run: {', '.join(self.names)}")
         return self.names.index(name)
 
+    def counted(self, records: int) -> int:
+        """How many of a party's records this agreement is about."""
+        return len(held_out_rows(self.spec, records)[0])
+
+    def describe(self, name: str, experiment: build.Experiment | None = None) -> list[tuple[str, str]]:
+        """The agreement in plain words, for the owner of one party's data."""
+        number = self.number(name)
+        parties = ", ".join(f"{each} ({size:,})" for each, size in zip(self.names, self.sizes, strict=True))
+        records = f"{self.sizes[number]:,}; this count is shown to everybody"
+        safe, warning = collusion_notes(self.spec)
+        what, leaves, cost = self._described(number, experiment)
+        rows = [*what, ("your records", records), ("parties", parties), *leaves]
+        rows += [("collusion", safe)] * bool(safe) + [("WARNING", warning)] * bool(warning) + cost
+        if self.spec.randomness == "seeded":
+            rows.append(("WARNING", "a test: the noise comes from a public seed and protects nothing"))
+        return [*rows, ("digest", self.digest)]
+
+    def _described(self, number: int, experiment: build.Experiment | None) -> tuple[Rows, Rows, Rows]:
+        """What is done, what leaves the party, and what it costs."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
 class Agreement(Terms):
     """The agreement of one run."""
 
-    federation: str
-    run: str
-    spec: Spec
+    file, purpose = "terms.json", ""
+
     schema: dict[str, Any] | None  # how a table becomes features; None: arrays are used as they are
     classes: tuple[str, ...]
     num_features: int
     image_shape: tuple[int, ...]
-    names: tuple[str, ...]  # the parties; a client's number is its place here
-    sizes: tuple[int, ...]  # records each party holds
 
-    # To and from JSON
-
-    def to_dict(self) -> dict[str, Any]:
-        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
-        return {"format": FORMAT, **plain, "spec": self.spec.to_dict()}
-
-    @classmethod
-    def load(cls, path: Path, advice: str) -> Agreement | None:
-        """An agreement that `save` wrote; None if there is no file."""
-        keys = ("format", *(each.name for each in fields(cls)))
-        return cls.from_dict(read_checked(path, advice, old=keys)) if path.is_file() else None
-
-    def save(self, path: Path) -> None:
-        write_checked(path, self.to_dict())
-
-    @classmethod
-    def from_dict(cls, received: Mapping[str, Any]) -> Agreement:
-        """An agreement from JSON that anybody may have written. Nothing it names is opened, imported or allocated
-        before all of it is known to be in bounds."""
-        check_json(received)
-        require(
-            received.get("format") == FORMAT, f"has format {received.get('format')!r}; this Dither reads {FORMAT}"
-        )
-        spec, schema = received.get("spec"), received.get("schema")
-        if not isinstance(spec, dict) or not isinstance(schema, dict | None):
-            raise FederationError("the agreement cannot be read: spec or schema is not a table")
-        name = spec.get("method")
-        advice = "approve a file of yours with --method FILE"
-        require(method_available(name), f"names method {name!r}, which is not one of Dither's; {advice}")
-        _require_model(spec.get("model"))
-        return cls(
-            federation=typed(received, "federation", str),
-            run=typed(received, "run", str),
-            spec=Spec.from_any(spec),
-            schema=schema,
-            classes=listed(received, "classes", str),
-            num_features=typed(received, "num_features", int),
-            image_shape=listed(received, "image_shape", int),
-            names=listed(received, "names", str),
-            sizes=listed(received, "sizes", int),
-        ).check()
-
-    def check(self) -> Agreement:
-        """Itself, or an error where the parts do not fit together."""
-        spec, names, sizes = self.spec, self.names, self.sizes
-        parts = f"{len(names)} parties, {len(sizes)} sizes and num_clients={spec.num_clients}"
-        require(len(names) == len(sizes) == spec.num_clients, f"has {parts}")
-        require(len(set(names)) == len(names), "names a party twice")
-        empty = [name for name, size in zip(names, sizes, strict=True) if size < 1]
-        if empty:
-            raise FederationError(f"no records: {', '.join(empty)}; leave such parties out with --without")
-        adjacency = spec.privacy.adjacency
+    def check(self) -> Self:
+        super().check()
+        adjacency = self.spec.privacy.adjacency
         require(adjacency in NEIGHBOURS, f"has {_unequal_counts(adjacency)}")
-        plain = self.run.isascii() and self.run.isalnum() and len(self.run) <= 64
-        require(plain, f"has run {self.run[:80]!r}; use up to 64 letters and digits")
         self._check_numbers()
         self._check_size()
         return self
@@ -159,7 +177,6 @@ class Agreement(Terms):
                 elif isinstance(value, float) and value:
                     bounds = f"0 and {_LEAST_REAL:g} to {_MOST_REAL:g} are possible"
                     require(_LEAST_REAL <= abs(value) <= _MOST_REAL, f"has {key}={value:g}: {bounds}")
-        require(max(self.sizes) < 2**31, f"has a party of {max(self.sizes)} records: below 2^31 is possible")
         classes, sides = len(self.classes), self.image_shape
         label = {} if self.schema is None else self.schema.get("label")
         regression = isinstance(label, dict) and "bounds" in label
@@ -195,12 +212,16 @@ class Agreement(Terms):
     def _model(self) -> models.Model:
         return models.from_spec(self.spec.model, self.num_features, len(self.classes), self.image_shape)
 
-    # What follows from them
-
     @property
     def may_lack(self) -> int:
         """How many of a cohort may lack in a sum that is used: proofs count on none of their noise."""
         return max(self.spec.cohort_size - least_clients(self.spec), 0)
+
+    def lacking(self, plan: PrivacyPlan) -> int:
+        """How many others' noise no proof of a party counts on. Where integers are summed that carry their noise,
+        the party itself sees to it that enough others are in the sum. In the open no other's noise hides an
+        upload. Nor in a sum of floats: a server that broadcasts 2^40 to the others rounds all their noise away."""
+        return self.may_lack if sums_integers(plan) else self.spec.cohort_size - 1
 
     def _dataset(self, x: np.ndarray, y: np.ndarray) -> data.Dataset:
         """One party's own records, in the place where a simulation has everybody's."""
@@ -263,6 +284,65 @@ class Agreement(Terms):
                 )
         return model, jax.tree.unflatten(structure, [jax.numpy.asarray(each) for each in leaves])
 
+    def _described(self, number: int, experiment: build.Experiment | None) -> tuple[Rows, Rows, Rows]:
+        spec = self.spec
+        if experiment is None:
+            raise FederationError("an agreement is described by what it runs")
+        mine = [index for index, cohort in enumerate(experiment.cohorts) if number in cohort]
+        what = [
+            ("method", f"{spec.method}, {spec.model.name} model of {experiment.num_params:,} numbers"),
+            ("rounds", f"{len(experiment.cohorts)}, you take part in {len(mine)} of them"),
+            ("in a round", f"{spec.local_steps} steps on batches of {spec.batch_size} ({spec.batch_sampling})"),
+        ]
+        leaves: Rows = []
+        if spec.data.transform != "none":
+            rule = "computed here from each record by a fixed public rule"
+            leaves.append(("features", f"{spec.data.transform}, {rule}"))
+        sent = "numbers with your noise, readable by the server"
+        if spec.aggregation != "off":
+            least = least_clients(spec)
+            sent = f"masked integers; the server learns sums of at least {least} parties, nobody's alone"
+        leaves.append(("what leaves", f"in each of your rounds {experiment.num_params:,} {sent}"))
+        cost = [("your noise", self._noise_words(experiment, number, mine))]
+        if spec.aggregation != "off" and not sums_integers(experiment.plan):
+            cost.append(("hostile server", "may send numbers that round the others' noise away: count on yours"))
+        accountant = experiment.accountant(self.may_lack)
+        if spec.privacy.epsilons:
+            accountant = accountant.of([number])
+            weight = float(experiment.plan.hyper["client_weight"][number])
+            target = f"ε = {spec.privacy.epsilons[number]:g}; your weight is {weight:.3g} (mean 1)"
+            cost.append(("your target", target))
+        shown = set()
+        for row in accountant.table():
+            value = f"at most {row.value:.3g}" if np.isfinite(row.value) else "∞ (no proof)"
+            if row.adjacency != spec.adjacency or row.unit.startswith("message") or (value, row.view) in shown:
+                continue
+            shown.add((value, row.view))
+            against = ADVERSARIES[row.view] + f", {row.against}" * bool(row.against)
+            proven = f"{value} at δ = {row.delta:g} ({row.adjacency}) against {against}"
+            cost.append((f"{'assumed' if row.assumed else 'proven'} ε", proven))
+            cost += [gap for gap in (("not covered", each) for each in row.not_covered) if gap not in cost]
+        return what, leaves, cost
+
+    def _noise_words(self, experiment: build.Experiment, number: int, mine: list[int]) -> str:
+        if not mine:
+            return "none: you take part in no round"
+        info = RoundInfo(mine[0], number, self.sizes[number], len(experiment.cohorts[mine[0]]))
+        uplink = [release for release in experiment.prepared.releases(info) if release.channel == "uplink"]
+        if not uplink or all(release.noise_std == 0 for release in uplink):
+            return "NONE: the uploads are not protected"
+        first = uplink[0]
+        source = "the operating system" if self.spec.randomness == "os" else "a public seed"
+        return (
+            f"Gaussian, std {first.noise_std:.4g} against a sensitivity of {first.sensitivity:.4g} "
+            f"({first.source}), drawn on this machine from {source}"
+        )
+
+
+def sums_integers(plan: PrivacyPlan) -> bool:
+    """Whether secure aggregation sums integers with noise that no broadcast can take from them."""
+    return plan.aggregation != "off" and (plan.exact_sums or plan.discrete_noise)
+
 
 def held_out_rows(spec: Spec, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Row numbers of a party's records (training, held out): all are for training unless data.split is 'rows'."""
@@ -283,7 +363,7 @@ def _require_model(received: object) -> None:
     weights = received.get("weights", "") if isinstance(received, dict) else ""
     good = good and (weights == "" or code.is_approved(weights))
     name = name if weights == "" else f"{name} with {weights}"
-    require(good, f"names model {name!r}, which is not one of Dither's; approve a file of yours with --model FILE")
+    require(good, f"names model {name!r}, which is not one of Dither's; approve your own file with --model FILE")
 
 
 def check_json(received: object) -> None:
@@ -308,16 +388,27 @@ def check_json(received: object) -> None:
         left += [(each, depth + 1) for each in inner]
 
 
-def typed(received: Mapping[str, Any], key: str, kind: type) -> Any:
-    value = received.get(key)
-    require(type(value) is kind, f"has a {key} of type {type(value).__name__}, not {kind.__name__}")
+def _read_field(value: Any, key: str, kind: Any) -> Any:
+    """A field of an agreement, if what was received for it has the type that the agreement declares."""
+    if kind is Spec:
+        require(type(value) is dict, f"has a {key} that is not a table")
+        name, advice = value.get("method"), "approve your own file with --method FILE"
+        require(method_available(name), f"names method {name!r}, which is not one of Dither's; {advice}")
+        _require_model(value.get("model"))
+        return Spec.from_any(value)
+    if get_origin(kind) is UnionType:
+        if value is None:
+            return None
+        kind = get_args(kind)[0]
+    expected = dict if kind is Agreement else list if get_origin(kind) is tuple else get_origin(kind) or kind
+    require(type(value) is expected, f"has a {key} of type {type(value).__name__}, not {expected.__name__}")
+    if kind is Agreement:
+        return Agreement.from_dict(value)
+    if expected is list:
+        inner = get_args(kind)[0]
+        require(all(type(each) is inner for each in value), f"has {key} that are not all of type {inner.__name__}")
+        return tuple(value)
     return value
-
-
-def listed(received: Mapping[str, Any], key: str, kind: type) -> tuple[Any, ...]:
-    value = typed(received, key, list)
-    require(all(type(each) is kind for each in value), f"has {key} that are not all of type {kind.__name__}")
-    return tuple(value)
 
 
 class PartyData:
@@ -389,7 +480,7 @@ def federated_spec(spec: Spec, num_clients: int, name: str) -> Spec:
     if spec.federation.dropout:
         raise SpecError("federation.dropout is for simulations: in a federation clients are lost by themselves")
     if math.isinf(spec.privacy.epsilon):
-        raise SpecError("privacy.epsilon=inf is no number to agree on; for no noise set privacy.noise='none'")
+        raise SpecError("privacy.epsilon=inf cannot be agreed on; for no noise set privacy.noise='none'")
     if spec.method.endswith(".py"):  # its content is what parties approve, not a path of the server's machine
         method_options = {f"method_options.{key}": value for key, value in spec.method_options.items()}
         spec = spec.with_values({"method": code.approve(spec.method), **method_options})
@@ -488,75 +579,6 @@ def secagg_rules(experiment: build.Experiment) -> Rules | None:
     ).check()
 
 
-# What the owner sees
-
-
-def describe(agreement: Agreement, experiment: build.Experiment, name: str) -> list[tuple[str, str]]:
-    """The agreement in plain words, for the owner of one party's data."""
-    spec, number = agreement.spec, agreement.number(name)
-    mine = [index for index, cohort in enumerate(experiment.cohorts) if number in cohort]
-    parties = zip(agreement.names, agreement.sizes, strict=True)
-    rows = [
-        ("method", f"{spec.method}, {spec.model.name} model of {experiment.num_params:,} numbers"),
-        ("rounds", f"{len(experiment.cohorts)}, you take part in {len(mine)} of them"),
-        ("in a round", f"{spec.local_steps} steps on batches of {spec.batch_size} ({spec.batch_sampling})"),
-        ("your records", f"{agreement.sizes[number]:,}; this count is shown to everybody"),
-        ("parties", ", ".join(f"{each} ({size:,})" for each, size in parties)),
-    ]
-    if spec.data.transform != "none":
-        rows.append(("features", f"{spec.data.transform}, computed here from each record by a fixed public rule"))
-    leaves = "numbers with your noise, readable by the server"
-    if spec.aggregation != "off":
-        leaves = (
-            f"masked integers; the server learns sums of at least {least_clients(spec)} parties, nobody's alone"
-        )
-    rows.append(("what leaves", f"in each of your rounds {experiment.num_params:,} {leaves}"))
-    safe, warning = collusion_notes(spec)
-    rows += [("collusion", safe)] * bool(safe) + [("WARNING", warning)] * bool(warning)
-    rows.append(("your noise", _noise_words(agreement, experiment, number, mine)))
-    accountant = experiment.accountant(agreement.may_lack)
-    if spec.privacy.epsilons:
-        accountant = accountant.of([number])
-        weight = float(experiment.plan.hyper["client_weight"][number])
-        rows.append(
-            ("your target", f"ε = {spec.privacy.epsilons[number]:g}; your weight is {weight:.3g} (mean 1)")
-        )
-    shown = set()
-    for row in accountant.table():
-        if row.adjacency != spec.adjacency or row.unit.startswith("message"):
-            continue
-        value = "∞ (no proof)" if not np.isfinite(row.value) else f"at most {row.value:.3g}"
-        if (value, row.view) in shown:
-            continue
-        shown.add((value, row.view))
-        kind, where = "assumed" if row.assumed else "proven", f"δ = {row.delta:g} ({row.adjacency})"
-        against = ADVERSARIES[row.view] + f", {row.against}" * bool(row.against)
-        rows.append((f"{kind} ε", f"{value} at {where} against {against}"))
-        for what in row.not_covered:
-            if ("not covered", what) not in rows:
-                rows.append(("not covered", what))
-    if spec.randomness == "seeded":
-        rows.append(("WARNING", "a test: the noise comes from a public seed and protects nothing"))
-    rows.append(("digest", agreement.digest))
-    return rows
-
-
-def _noise_words(agreement: Agreement, experiment: build.Experiment, number: int, mine: list[int]) -> str:
-    if not mine:
-        return "none: you take part in no round"
-    releases = experiment.prepared.releases
-    info = RoundInfo(mine[0], number, agreement.sizes[number], len(experiment.cohorts[mine[0]]))
-    uplink = [release for release in releases(info) if release.channel == "uplink"]
-    if not uplink or all(release.noise_std == 0 for release in uplink):
-        return "NONE: the uploads are not protected"
-    first = uplink[0]
-    source = "the operating system" if agreement.spec.randomness == "os" else "a public seed"
-    return (
-        f"Gaussian, std {first.noise_std:.4g} against a sensitivity of {first.sensitivity:.4g} "
-        f"({first.source}), drawn on this machine from {source}"
-    )
-
-
 # Approval
 
 
@@ -576,8 +598,8 @@ def approved_digest(folder: Path, purpose: str = "") -> str | None:
     return str(saved["digest"])
 
 
-def record_approval(folder: Path, agreement: Terms, run: str, answer: str, purpose: str = "") -> None:
+def record_approval(folder: Path, terms: Terms, answer: str) -> None:
     """Write down that the owner approved this agreement."""
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    content = {"digest": agreement.digest, "run": run, "approved": at, "how": answer}
-    write_checked(_approval_file(folder, purpose), content)
+    content = {"digest": terms.digest, "run": terms.run, "approved": at, "how": answer}
+    write_checked(_approval_file(folder, terms.purpose), content)

@@ -29,41 +29,6 @@ OTHERS = "others"
 _ANY_PORT = 9440  # in the kits; `serve` and `join` are told the one that is used
 MARK = ".demonstration"  # a folder of this module's own
 
-SPEC = """\
-# CPFed over several institutions: proven ε = 1 against a server that sees every upload, and it sees sums alone
-method = "cpfed"
-num_clients = 4
-cohort_size = 4
-num_rounds = 10
-local_steps = 4
-batch_size = 64
-batch_sampling = "fixed"
-client_lr = 1.0
-eval_every = 1
-
-[data]
-name = "adult"
-encoding = "standard"
-
-[model]
-name = "logistic"
-
-[privacy]
-epsilon = 1.0
-delta = 1e-5
-noise = "proven"
-view = "upload"
-adjacency = "replace-one"
-clip = "example"
-clip_norm = 1.0
-
-[secagg]
-mode = "real"
-
-[federation]
-round_timeout = 60.0
-"""
-
 
 def tables(folder: Path, *, data_dir: str | Path | None = None, parties: int = 4) -> tuple[str, dict[str, Path]]:
     """The training records of Adult as one CSV an institution; where Adult cannot be had, parts of a small set
@@ -122,7 +87,7 @@ def _prepared(folder: Path, data_dir: Path | None, parties: int, transport: str)
         from dither.federation.nvflare.kits import provision
 
         provision(folder / "keys", list(paths), host="localhost", port=_ANY_PORT)
-    spec = SPEC.replace('"adult"', f'"{name_of_data}"')
+    spec = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8").replace('"adult"', f'"{name_of_data}"')
     spec = spec.replace("num_clients = 4", f"num_clients = {parties}")
     write_text(folder / "spec.toml", spec.replace("cohort_size = 4", f"cohort_size = {parties}"))
     return paths

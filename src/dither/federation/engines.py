@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dither.data import ClientPartition
+from dither.experiment import build
 from dither.secagg import encoding
 from dither.simulation.aggregation import add_discrete
 from dither.simulation.arrays import Gathered, Inputs, Problem, RunInputs, State
@@ -32,33 +33,39 @@ class Answer(NamedTuple):
     clamped: int
 
 
+class RunSettings(NamedTuple):
+    """What a run's members compute with: the simulation, and what seeds and tunes its rounds."""
+
+    simulation: Simulation
+    seed: int
+    hyper: dict[str, Any]
+    design: np.ndarray | None = None  # of cohorts that are not drawn as they go
+
+    @classmethod
+    def of(cls, experiment: build.Experiment) -> RunSettings:
+        simulation, hyper = build.make_simulation(experiment), build.compiled_hyper(experiment)
+        return cls(simulation, experiment.spec.seed, hyper, experiment.plan.design)
+
+    def inputs(self, problem: Problem) -> Inputs:
+        """The arrays of a batch of this one run."""
+        hyper = {name: np.asarray(value)[None] for name, value in self.hyper.items()}
+        cohorts = None if self.design is None else [self.design]
+        return self.simulation.inputs(problem, seeds=[self.seed], hyper=hyper, cohorts=cohorts)
+
+
 class ClientEngine:
     """One client: number `client`, holding the records (x, y). `secret` opens its streams of batches."""
 
-    # reason: a simulation, one member's records, and what seeds and tunes its rounds
     def __init__(
-        self,
-        simulation: Simulation,
-        x: np.ndarray,
-        y: np.ndarray,
-        *,
-        client: int,
-        seed: int,
-        hyper: dict[str, Any],
-        design: np.ndarray | None,
-        secret: Any = None,
+        self, settings: RunSettings, x: np.ndarray, y: np.ndarray, *, client: int, secret: Any = None
     ) -> None:
-        self.simulation, self.client, self._seed = simulation, client, seed
+        simulation, self.client, self._seed = settings.simulation, client, settings.seed
+        self.simulation = simulation
         size = np.zeros(simulation.num_clients, np.int32)
         size[client] = len(y)
         partition = ClientPartition(np.arange(len(y), dtype=np.int32), np.zeros_like(size), size, ())
         none = np.zeros(0)
-        inputs = simulation.inputs(
-            Problem(x, y, [partition], [none], [none]),
-            seeds=[seed],
-            hyper=_batched(hyper),
-            cohorts=None if design is None else [design],
-        )
+        inputs = settings.inputs(Problem(x, y, [partition], [none], [none]))
         if secret is not None:
             inputs = inputs._replace(runs=inputs.runs._replace(secret=secret))
         self.inputs = inputs
@@ -122,30 +129,17 @@ class ClientEngine:
 class ServerEngine:
     """The server: it holds its state and the records it scores the model on, none of the clients'."""
 
-    # reason: a simulation, one member's records, and what seeds and tunes its rounds
     def __init__(
-        self,
-        simulation: Simulation,
-        x_test: np.ndarray,
-        y_test: np.ndarray,
-        *,
-        sizes: np.ndarray,
-        seed: int,
-        hyper: dict[str, Any],
-        design: np.ndarray | None,
+        self, settings: RunSettings, x_test: np.ndarray, y_test: np.ndarray, *, sizes: np.ndarray
     ) -> None:
-        self.simulation = simulation
+        self.simulation = simulation = settings.simulation
         self.scored = len(y_test)
         if not self.scored:  # shapes need a record; nothing is computed from it
             x_test, y_test = np.zeros((1, *x_test.shape[1:]), x_test.dtype), np.zeros(1, y_test.dtype)
         rows = np.arange(len(y_test), dtype=np.int32)
         weights = np.full(len(y_test), 1.0 / len(y_test))
-        self.inputs = simulation.inputs(
-            Problem(x_test, y_test, [ClientPartition(rows, np.zeros_like(sizes), sizes, ())], [rows], [weights]),
-            seeds=[seed],
-            hyper=_batched(hyper),
-            cohorts=None if design is None else [design],
-        )
+        partition = ClientPartition(rows, np.zeros_like(sizes), sizes, ())
+        self.inputs = settings.inputs(Problem(x_test, y_test, [partition], [rows], [weights]))
         # What clients keep stays with them: the server's state has no place for it.
         self.state = simulation.start(self.inputs)
         self._upload = [leaf.shape for leaf in jax.tree.leaves(self._upload_shapes(self.state))]
@@ -242,10 +236,6 @@ class ServerEngine:
             return self.simulation.close(state, run, index, cohort, present, gathered, cohort_size)
 
         return jax.vmap(close)(state, inputs.runs, total, counted, present)
-
-
-def _batched(hyper: dict[str, Any]) -> dict[str, Any]:
-    return {name: np.asarray(value)[None] for name, value in hyper.items()}
 
 
 def _leaves(tree: PyTree) -> Leaves:

@@ -6,9 +6,10 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from http.client import HTTPException, HTTPSConnection
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,17 +17,19 @@ from typing import Any, NamedTuple
 
 from dither.accounting.ledger import Spent
 from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
-from dither.errors import DitherError, FederationError
+from dither.errors import DataError, DitherError, FederationError
 from dither.experiment.folder import lock
 from dither.federation import flower, keys, nvflare
 from dither.federation.agreement import Agreement, PartyData, approved_digest, held_out_rows
 from dither.federation.local import IdleTimer, answer_at, clock
 from dither.federation.party import Approve, Party, Target
 from dither.federation.state import PartyStore
+from dither.federation.statistics import LOCAL
 from dither.spec import code
 from dither.types import __version__
 
 _LINGER_SECONDS = 2.0  # for the last answer to reach the server
+_ELSEWHERE = "`dither join` without --json says more"
 CLOCK_SECONDS = 10.0  # by more than this a SuperLink takes a node's signature for a replay
 
 
@@ -56,8 +59,12 @@ def join(
     idle: float = 86400.0,
     behind_supernode: bool = False,
     say: Callable[[str], None] = lambda line: None,
+    structured: bool = False,
 ) -> JoinOutcome:
-    """Take part until the run is over."""
+    """Take part until the run is over. With `structured`, what is said may be collected elsewhere: nothing of a
+    record is in it."""
+    say = _without_records(say) if structured else say
+    keys.party_name(folder)  # else it is no party's folder
     over_flare = nvflare.is_used(folder)
     (nvflare if over_flare else flower).require()
     if not behind_supernode:
@@ -82,14 +89,14 @@ def join(
             return party.outcome is not None or party.refusal is not None
 
         if over_flare:
-            from dither.federation.nvflare import relay
+            from dither.federation.nvflare import system
 
             _reach(server, patience, say)
-            relay.start(folder, server)
+            system.start_relay(folder, server)
             timer = IdleTimer(f"the server at {server}", idle, say)
-            answer_at(relay.socket_of(folder), party.answer, until=over, timer=timer)
+            answer_at(system.socket_of(folder), party.answer, until=over, timer=timer)
             time.sleep(_LINGER_SECONDS)
-            relay.end(folder)
+            system.end_relay(folder)
         elif behind_supernode:
             say(f"waiting for the SuperNode at {folder / 'node.sock'}")
             timer = IdleTimer("the SuperNode", idle, say)
@@ -100,6 +107,8 @@ def join(
             where = fleet.Server(server, folder / "ca.pem", folder / "node.key", folder / "node.number")
             nodes = len(party.keyring.parties)
             fleet.serve(where, party.answer, until=over, patience=patience, idle=idle, nodes=nodes, say=say)
+    if structured and isinstance(party.refusal, DataError):
+        raise FederationError(f"the records do not fit the agreement: {_ELSEWHERE}")
     if party.refusal is not None:
         raise party.refusal
     privacy = (
@@ -120,14 +129,18 @@ def _reach(server: str, patience: float, say: Callable[[str], None]) -> None:
             return say(f"{server} takes connections")
         except OSError as error:
             if time.monotonic() > until:
+                since = f" for {patience:.0f} s" if patience else ""
                 raise FederationError(
-                    f"no server at {server} for {patience:.0f} s ({error}); check the address and that "
-                    "`dither serve` runs there"
+                    f"no server at {server}{since} ({error}); check the address and that `dither serve` runs there"
                 ) from None
             tries += 1
             if tries & (tries - 1) == 0:  # the first, second, fourth, eighth ...
                 say(f"no connection to {server} ({error}); the last try at {clock(until - time.monotonic())}")
             time.sleep(min(0.5 * tries, 5.0))
+
+
+def _without_records(say: Callable[[str], None]) -> Callable[[str], None]:
+    return lambda line: say(f"{LOCAL}{_ELSEWHERE}" if line.startswith(LOCAL) else line)
 
 
 @contextmanager
@@ -239,22 +252,17 @@ def _check_connection(folder: Path, server: str) -> Iterator[Finding]:
         return
     trust = ssl.create_default_context(cafile=str(folder / "ca.pem"))
     try:
-        with (
-            socket.create_connection((host, port), 10.0) as plain,
-            trust.wrap_socket(plain, server_hostname=host) as line,
-        ):
-            line.sendall(f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-            answer = line.recv(4096).decode("latin-1")
+        with closing(HTTPSConnection(host, port, timeout=10.0, context=trust)) as line:
+            line.request("GET", "/")
+            date = line.getresponse().getheader("date")
     except ssl.SSLCertVerificationError as error:
         raise FederationError(f"the certificate of {server} is refused: {error.verify_message}") from None
     except ssl.SSLError as error:
         raise FederationError(f"{server} does not speak TLS as this federation does: {error.reason}") from None
-    except OSError as error:
+    except (OSError, HTTPException) as error:
         raise FederationError(f"{server} cannot be reached: {error}") from None
     yield Finding(True, f"{server} answers, with a certificate of this federation")
-    for header in answer.split("\r\n"):
-        if header.lower().startswith("date: "):
-            seconds = abs((datetime.now(UTC) - parsedate_to_datetime(header[6:])).total_seconds())
-            good = seconds <= CLOCK_SECONDS
-            yield Finding(good, f"the clocks are {seconds:.0f} s apart" + ("" if good else ": set this one"))
-            break
+    if date:
+        seconds = abs((datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds())
+        good = seconds <= CLOCK_SECONDS
+        yield Finding(good, f"the clocks are {seconds:.0f} s apart" + ("" if good else ": set this one"))

@@ -42,7 +42,7 @@ from dither.experiment.folder import read_checked, write_bytes, write_checked, w
 from dither.secagg.primitives import SigningKey
 
 FORMAT = 1
-_ADVICE = "get the folder again from whoever made the federation"
+_ADVICE = "get the folder again from the organiser of the federation"
 _T = TypeVar("_T")
 CA_DAYS = 3650
 SERVER_DAYS = 825
@@ -60,6 +60,10 @@ class PartyKeys:
     def to_dict(self) -> dict[str, str]:
         return {"name": self.name, "identity": self.identity.hex(), "node_key": self.node_key}
 
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> PartyKeys:
+        return cls(str(saved["name"]), bytes.fromhex(saved["identity"]), str(saved["node_key"]))
+
 
 @dataclass(frozen=True)
 class Keyring:
@@ -75,7 +79,7 @@ class Keyring:
             if party.name == name:
                 return party
         names = ", ".join(party.name for party in self.parties)
-        raise FederationError(f"{name!r} is no party of this federation; known: {names}")
+        raise FederationError(f"{name!r} is not a party of this federation; known: {names}")
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -96,7 +100,11 @@ class Keyring:
     def load(cls, folder: Path) -> Keyring:
         path = folder / "federation.json"
         if not path.is_file():
-            raise ConfigError(f"{str(folder)!r} has no federation.json; make one with `dither federation init`")
+            inside = folder / "server"
+            advice = "make one with `dither federation init`"
+            if (inside / "federation.json").is_file():
+                advice = f"did you mean {str(inside)!r}?"
+            raise ConfigError(f"{str(folder)!r} has no federation.json; {advice}")
         return cls.from_dict(read_checked(path, _ADVICE, old=("format", "id", "server", "parties")), path)
 
     @classmethod
@@ -104,10 +112,7 @@ class Keyring:
         try:
             if saved["format"] != FORMAT:
                 raise ConfigError(f"{str(path)!r} has format {saved['format']}, this Dither reads {FORMAT}")
-            parties = tuple(
-                PartyKeys(each["name"], bytes.fromhex(each["identity"]), each["node_key"])
-                for each in saved["parties"]
-            )
+            parties = tuple(map(PartyKeys.from_dict, saved["parties"]))
             return cls(saved["id"], bytes.fromhex(saved["server"]), parties, int(saved.get("serial", 0)))
         except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, ConfigError):
@@ -128,6 +133,10 @@ class Identity(SigningKey):
         except ValueError:
             raise DamagedFile(f"{str(path)!r} is damaged: 64 hexadecimal digits are needed; {_ADVICE}") from None
 
+    def signed(self, content: Mapping[str, Any]) -> dict[str, Any]:
+        """A JSON object with this key's signature in it."""
+        return {**content, "signature": self.sign(canonical(content)).hex()}
+
 
 def verify(public: bytes, signature: bytes, content: bytes) -> bool:
     """Whether the holder of the key signed the content."""
@@ -138,22 +147,24 @@ def verify(public: bytes, signature: bytes, content: bytes) -> bool:
     return True
 
 
+def is_signed(content: Mapping[str, Any], public: bytes) -> bool:
+    """Whether the holder of the key signed this JSON object (`Identity.signed`)."""
+    try:
+        signature = bytes.fromhex(content["signature"])
+    except (KeyError, TypeError, ValueError):
+        return False
+    return verify(public, signature, canonical({k: v for k, v in content.items() if k != "signature"}))
+
+
 # Making
 
 
-def create(
-    folder: Path,
-    names: Sequence[str],
-    *,
-    hosts: Sequence[str],
-    days: int = SERVER_DAYS,
-    now: datetime | None = None,
-) -> Keyring:
+def create(folder: Path, names: Sequence[str], *, hosts: Sequence[str], days: int = SERVER_DAYS) -> Keyring:
     """A new federation whose parties' keys are made here, too: one folder for each of them, to be handed over."""
     _check_new(folder)
     _check_names(names)
     requests = [request(folder / "parties" / name, name) for name in names]
-    keyring = _establish(folder, requests, hosts=hosts, days=days, now=now)
+    keyring = create_from(folder, requests, hosts=hosts, days=days)
     for name in names:
         accept(folder / "parties" / name, invitation_file(folder, name))
         (folder / "parties" / name / f"{name}.request.json").unlink()
@@ -162,25 +173,15 @@ def create(
 
 
 def create_from(
-    folder: Path,
-    requests: Sequence[PartyKeys],
-    *,
-    hosts: Sequence[str],
-    days: int = SERVER_DAYS,
+    folder: Path, requests: Sequence[PartyKeys], *, hosts: Sequence[str], days: int = SERVER_DAYS
 ) -> Keyring:
-    """A new federation of parties that made their own keys. Whoever runs this sees no private key of theirs."""
-    _check_new(folder)
+    """A new federation of parties that made their own keys: the CA, the server's folder, the list of members and
+    their invitations. Whoever runs this sees no private key of a party's."""
+    _check_new(folder, besides="parties")
     _check_names([party.name for party in requests])
-    return _establish(folder, requests, hosts=hosts, days=days, now=None)
-
-
-def _establish(
-    folder: Path, requests: Sequence[PartyKeys], *, hosts: Sequence[str], days: int, now: datetime | None
-) -> Keyring:
-    """The CA, the server's folder, the list of members and their invitations."""
     ca_key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Dither federation {secrets.token_hex(4)}")])
-    ca = _certificate(subject, subject, ca_key.public_key(), now=now, days=CA_DAYS, is_ca=True).sign(
+    ca = _certificate(subject, subject, ca_key.public_key(), days=CA_DAYS, is_ca=True).sign(
         ca_key, hashes.SHA256()
     )
     ca_pem = ca.public_bytes(serialization.Encoding.PEM)
@@ -191,12 +192,12 @@ def _establish(
     write_bytes(folder / "server" / "ca.pem", ca_pem)
     keyring = Keyring(secrets.token_hex(32), server.public, tuple(requests))
     publish(folder, keyring)
-    issue(folder, hosts=hosts, days=days, now=now)
+    issue(folder, hosts=hosts, days=days)
     return keyring
 
 
-def _check_new(folder: Path) -> None:
-    if folder.exists() and any(folder.iterdir()):
+def _check_new(folder: Path, besides: str = "") -> None:
+    if folder.exists() and any(path.name != besides for path in folder.iterdir()):
         raise ConfigError(f"{str(folder)!r} already exists and is not empty; give another folder")
 
 
@@ -204,8 +205,12 @@ def _check_names(names: Sequence[str]) -> None:
     if len(names) < 2 or len(set(names)) < len(names):
         raise ConfigError(f"parties {list(names)}: at least 2 different names are needed")
     for name in names:
-        if not _NAME.fullmatch(name):
-            raise ConfigError(f"party name {name!r}: use letters, digits, '.', '_' and '-' (at most 63)")
+        _check_name(name)
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"party name {name!r}: use letters, digits, '.', '_' and '-' (at most 63)")
 
 
 # Who belongs to it: requests, invitations, and what changes later
@@ -214,21 +219,15 @@ def _check_names(names: Sequence[str]) -> None:
 def request(folder: Path, name: str) -> PartyKeys:
     """Make a party's two private keys in a new folder, and its request to be let in: `NAME.request.json`, which
     holds public keys, signed with the private one."""
-    if not _NAME.fullmatch(name):
-        raise ConfigError(f"party name {name!r}: use letters, digits, '.', '_' and '-' (at most 63)")
+    _check_name(name)
     _check_new(folder)
     node_key, identity = ec.generate_private_key(ec.SECP384R1()), Identity(secrets.token_bytes(32))
     party = PartyKeys(name, identity.public, _openssh(node_key))
-    private = node_key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    )
-    _write_secret(folder / "node.key", private)
+    _write_secret(folder / "node.key", _pem(node_key, serialization.PrivateFormat.OpenSSH))
     _write_secret(folder / "identity.key", identity.private.hex().encode())
     write_text(folder / "node.pub", party.node_key + "\n")
     write_checked(folder / "party.json", {"name": name})
-    content = party.to_dict()
-    signature = identity.sign(canonical(content)).hex()
-    write_checked(folder / f"{name}.request.json", {**content, "signature": signature})
+    write_checked(folder / f"{name}.request.json", identity.signed(party.to_dict()))
     return party
 
 
@@ -237,12 +236,11 @@ def read_request(path: Path) -> PartyKeys:
     advice = "ask that party for its request again (`dither federation request`)"
     saved = read_checked(path, advice)
     try:
-        party = PartyKeys(str(saved["name"]), bytes.fromhex(saved["identity"]), str(saved["node_key"]))
-        signature = bytes.fromhex(saved["signature"])
+        party = PartyKeys.from_dict(saved)
         serialization.load_ssh_public_key(party.node_key.encode())
     except (KeyError, TypeError, ValueError):
         raise DamagedFile(f"{str(path)!r} is not a party's request; {advice}") from None
-    if not verify(party.identity, signature, canonical(party.to_dict())):
+    if not is_signed({**party.to_dict(), "signature": saved.get("signature")}, party.identity):
         raise DamagedFile(f"{str(path)!r} is not signed with the key it names; {advice}")
     return party
 
@@ -296,15 +294,12 @@ def publish(folder: Path, keyring: Keyring) -> None:
     content = {"federation": keyring.to_dict(), "ca": ca_pem, "transport_ca": transport_ca(folder)}
     signature = ca_key.sign(canonical(content), ec.ECDSA(hashes.SHA256())).hex()
     write_checked(folder / "server" / "federation.json", keyring.to_dict())
-    invitation = b""  # the same for all
+    first = invitation_file(folder, keyring.parties[0].name)
+    write_checked(first, {**content, "signature": signature})
+    invitation = first.read_bytes()  # the same for all, and long where there are many
     for party in keyring.parties:
         write_text(folder / "server" / "nodes" / f"{party.name}.pub", party.node_key + "\n")
-        path = invitation_file(folder, party.name)
-        if invitation:
-            write_bytes(path, invitation)
-        else:
-            write_checked(path, {**content, "signature": signature})
-            invitation = path.read_bytes()
+        write_bytes(invitation_file(folder, party.name), invitation)
 
 
 def accept(folder: Path, invitation: Path) -> tuple[Keyring, Keyring | None]:
@@ -323,15 +318,15 @@ def accept(folder: Path, invitation: Path) -> tuple[Keyring, Keyring | None]:
         raise DamagedFile(f"{str(invitation)!r} is not an invitation; {advice}") from None
     name = party_name(folder)
     if keyring.party(name).identity != Identity.load(folder).public:
-        raise FederationError(f"{str(invitation)!r} lists another key for {name!r} than identity.key")
+        raise FederationError(f"{str(invitation)!r} lists a key for {name!r} that is not identity.key")
     before = Keyring.load(folder) if (folder / "federation.json").is_file() else None
     if before is not None:
         if (folder / "ca.pem").read_text(encoding="ascii") != saved["ca"]:
             raise FederationError(
-                f"{str(invitation)!r} comes from another CA than this folder's; use a new folder"
+                f"{str(invitation)!r} comes from a different CA than this folder's; use a new folder"
             )
         if before.id != keyring.id or before.server != keyring.server:
-            raise FederationError(f"{str(invitation)!r} belongs to another federation than this folder")
+            raise FederationError(f"{str(invitation)!r} belongs to a different federation than this folder")
         if keyring.serial < before.serial:  # it would bring back who was revoked
             raise FederationError(f"{str(invitation)!r} is older than the list of members in this folder")
         changed = [each.name for each in before.parties if each not in keyring.parties]
@@ -362,7 +357,7 @@ def canonical(content: Mapping[str, Any]) -> bytes:
     return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
 
 
-def issue(folder: Path, *, hosts: Sequence[str], days: int = SERVER_DAYS, now: datetime | None = None) -> None:
+def issue(folder: Path, *, hosts: Sequence[str], days: int = SERVER_DAYS) -> None:
     """A server key and certificate from the federation's CA, new or in place of the old ones."""
     if days < 1:
         raise ConfigError(f"days={days} must be at least 1")
@@ -372,7 +367,7 @@ def issue(folder: Path, *, hosts: Sequence[str], days: int = SERVER_DAYS, now: d
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
     issuer = certificate_of(folder / "ca" / "ca.pem").subject
     certificate = (
-        _certificate(subject, issuer, key.public_key(), now=now, days=days, is_ca=False)
+        _certificate(subject, issuer, key.public_key(), days=days, is_ca=False)
         .add_extension(x509.SubjectAlternativeName([_san(name) for name in names]), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
@@ -393,16 +388,10 @@ def _ca_key(folder: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def _certificate(
-    subject: x509.Name,
-    issuer: x509.Name,
-    key: ec.EllipticCurvePublicKey,
-    *,
-    now: datetime | None,
-    days: int,
-    is_ca: bool,
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, *, days: int, is_ca: bool
 ) -> x509.CertificateBuilder:
     """What the certificates of the CA and of the server have in common."""
-    start = now or datetime.now(UTC)
+    start = datetime.now(UTC)
     others = "content_commitment key_encipherment data_encipherment key_agreement encipher_only decipher_only"
     denied = dict.fromkeys(others.split(), False)
     usage = x509.KeyUsage(digital_signature=not is_ca, key_cert_sign=is_ca, crl_sign=is_ca, **denied)
@@ -427,10 +416,8 @@ def _san(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+def _pem(key: ec.EllipticCurvePrivateKey, form: Any = serialization.PrivateFormat.PKCS8) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
 
 def _openssh(key: Any) -> str:

@@ -14,13 +14,15 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from dither.errors import FederationError
+
+Event = Callable[[str, dict[str, Any]], None]  # what happens, and facts about it
 
 _LENGTH = struct.Struct("<Q")
 _MOST_BYTES = 1 << 31
@@ -45,15 +47,75 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
-def stop(process: subprocess.Popen[bytes], seconds: float = 8.0) -> None:
+def stop(process: subprocess.Popen[bytes]) -> None:
     """End a process and its group."""
     with suppress(ProcessLookupError):
         process.terminate()
     with suppress(subprocess.TimeoutExpired):
-        process.wait(seconds)
+        process.wait(8.0)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+class TransportServer:
+    """The server of a transport, as a process of ours that ends when we end; the coordinator runs inside it."""
+
+    name: str  # in messages
+    log: str  # file in the run folder
+    address: str  # which parties connect to
+
+    def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
+        self.folder, self._env = folder, env
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.revive()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def revive(self) -> None:
+        """Start the process where it does not run."""
+        if not self.alive():
+            self.end()
+            try:
+                self.start()
+            except BaseException:
+                self.end()
+                raise
+
+    def start(self) -> None:
+        """Start the process, and return when it answers."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        if self._process is not None:
+            stop(self._process)
+            self._process = None
+
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def watch(self) -> bool:
+        """Whether it runs; called all the time while a coordinator is at work."""
+        return self.alive()
+
+    def submit(self, config: Mapping[str, str], on_event: Event) -> None:
+        """Start a coordinator in the server, which runs."""
+        raise NotImplementedError
+
+    def hear(self, facts: Mapping[str, Any]) -> None:
+        """What the coordinator says of itself, as far as it concerns the transport."""
+
+    def _launch(self, command: Sequence[str]) -> None:
+        with open(self.folder / self.log, "ab") as log:
+            streams: dict[str, Any] = {"stdout": log, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
+            self._process = subprocess.Popen(command, env=self._env, **streams, **separate_process())
+
+    def _died(self, why: str = "") -> FederationError:
+        return FederationError(f"{self.name} did not start{why}; see {self.folder / self.log}")
 
 
 # The socket of `dither join`

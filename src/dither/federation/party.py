@@ -18,20 +18,21 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dither.accounting import compress
-from dither.accounting.ledger import Charge, Entry
+from dither.accounting.ledger import Budget, Charge, Entry, composed
 from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
-from dither.errors import BudgetExhausted, ClientRefused, DitherError, FederationError, ProtocolAbort
-from dither.experiment import build
+from dither.errors import BudgetExhausted, ClientRefused, DataError, DitherError, FederationError, ProtocolAbort
+from dither.experiment import build, counting
 from dither.experiment.counting import NAMES
-from dither.experiment.folder import read_checked, to_json, write_checked
+from dither.experiment.folder import to_json
 from dither.federation import engines, keys, messages
 from dither.federation.agreement import (
     Agreement,
@@ -39,23 +40,21 @@ from dither.federation.agreement import (
     Terms,
     approved_digest,
     federated_spec,
-    held_out_rows,
     record_approval,
     secagg_rules,
+    sums_integers,
 )
-from dither.federation.releases import ReleaseRecord
-from dither.federation.state import COMPUTED, ChargedRound, PartyStore, PendingUpload
-from dither.federation.statistics import PartyStatistics, StatisticsTerms
+from dither.federation.state import COMPUTED, PARTY_ADVICE, ChargedRound, PartyStore, PendingUpload, ReleaseRecord
+from dither.federation.statistics import LOCAL, PartyStatistics, StatisticsTerms
 from dither.privacy import clipping, noise
-from dither.secagg import state as secagg_state
 from dither.secagg.client import ClientSession
 from dither.secagg.roster import Rules
 from dither.simulation import devices
 from dither.spec import PrivacySpec
-from dither.types import Release, RoundInfo
+from dither.types import Conditions, Release, RoundInfo
 
 # How the owner agreed to a run, or to statistics (without an experiment); raises FederationError when not.
-Approve = Callable[[Agreement | StatisticsTerms, build.Experiment | None], str]
+Approve = Callable[[Terms, build.Experiment | None], str]
 
 # All that a server can hear of a party that does not do what it was asked. Reasons depend on the party's files,
 # records, budget and other projects; these sentences do not.
@@ -65,6 +64,9 @@ REFUSALS = {
     "update": "the update must not leave this party",
     "other": "refused; the party's own output says why",
 }
+
+
+_TERMS: dict[str, type[Terms]] = {"terms": Agreement, "statistics": StatisticsTerms}  # by the kind of message
 
 
 class Target(NamedTuple):
@@ -109,10 +111,14 @@ class Party:
         if self.keyring.party(self.name).identity != self.identity.public:
             raise FederationError(f"identity.key in {str(folder)!r} is not the one federation.json lists")
         self._approve, self._seeded, self.say = approve, seeded, say
-        self._run: _Run | None = None
-        self._counted: _CountedRun | None = None
+        self._runs: dict[type[Terms], _Run | _CountedRun] = {}  # the newest, of training and of statistics
         self.outcome: dict[str, Any] | None = None  # what the server said at the end
         self.refusal: DitherError | None = None  # why this party does not take part
+
+    @property
+    def _run(self) -> _Run | None:
+        run = self._runs.get(Agreement)
+        return run if isinstance(run, _Run) else None
 
     @property
     def privacy(self) -> PrivacySpec | None:
@@ -138,9 +144,10 @@ class Party:
             fault = FederationError(f"unforeseen {type(error).__name__}: {error}")
             reason = error if isinstance(error, DitherError) else fault
             # It may quote the server, which must not write to the owner's terminal as it likes.
-            reason.args = ("".join(each if each.isprintable() else " " for each in str(reason)),)
-            self.say(f"refused: {' '.join(str(reason).split())}")
-            if asked in ("terms", "statistics"):
+            reason.args = (messages.printable(str(reason)),)
+            local = LOCAL if isinstance(error, DataError) else ""  # it may quote a cell
+            self.say(f"{local}refused: {' '.join(str(reason).split())}")
+            if asked in _TERMS:
                 self.refusal = reason
             return self._pack("refused", {"why": _for_the_server(error, asked)}, quoted=quoted)
         return self._pack(kind, fields, arrays, quoted=quoted)
@@ -148,16 +155,12 @@ class Party:
     def _handle(self, message: messages.SignedMessage) -> tuple[str, dict[str, Any], dict[str, Any]]:
         if message.kind == "hello":
             return "hello", self._hello(), {}
-        if message.kind == "terms":
+        if message.kind in _TERMS:
             return "accepted", *self._agree_to(message)
-        if message.kind == "statistics":
-            return "accepted", *self._agree_to_count(message)
         if message.kind == "notice":  # what the server says of itself; nothing here depends on it
-            why = "".join(each if each.isprintable() else " " for each in message.field("why", str)[:400])
-            self.say(f"the server has stopped: {why}")
+            self.say(f"the server has stopped: {messages.printable(message.field('why', str)[:400])}")
             return "noted", {}, {}
-        name = message.field("run", str)
-        run = self._counting(name) or self._current(name)
+        run = self._current(message.field("run", str))
         if message.kind == "question" and isinstance(run, _CountedRun):
             return "upload", *run.question(message)
         if message.kind in ("roster", "confirmed", "unseal", "release"):
@@ -167,7 +170,7 @@ class Party:
         if message.kind == "finish":
             rounds, accuracy = message.field("rounds", int), message.fields.get("accuracy")
             if not isinstance(accuracy, int | float | None):
-                raise FederationError("a run that ends with an accuracy that is no number")
+                raise FederationError("a run that ends with an accuracy that is not a number")
             self.outcome = {"rounds": rounds, "accuracy": accuracy}
             return "bye", {"releases": run.releases.statement()}, {}
         raise FederationError(f"a message of unknown kind {message.kind!r}")
@@ -178,83 +181,87 @@ class Party:
         return {"records": self.source.count, "versions": devices.versions(), "time": now, **target}
 
     def _agree_to(self, message: messages.SignedMessage) -> tuple[dict[str, Any], dict[str, Any]]:
-        agreement = Agreement.from_dict(message.field("terms", dict))
-        if agreement.federation != self.keyring.id:
-            raise FederationError("the agreement belongs to another federation")
-        for name in agreement.names:
-            self.keyring.party(name)
-        if self._run is None or self._run.agreement.digest != agreement.digest:
-            self._check_noise(agreement)
-            if federated_spec(agreement.spec, len(agreement.names), agreement.spec.data.name) != agreement.spec:
-                raise FederationError("the agreement has settings that a federation never runs with")
-            agreed = agreement.sizes[agreement.number(self.name)]
-            held = len(held_out_rows(agreement.spec, self.source.count)[0])
-            if agreed != held:
-                raise FederationError(f"the agreement counts {agreed} records here; this party holds {held}")
-            # Without the records: whether they fit a schema is for a server whose agreement was approved.
-            experiment = agreement.experiment(*agreement.encode(self.source, empty=True))
-            if experiment.plan.assumed:
-                raise FederationError("the method's releases rest on an assumption, which no ledger can charge")
-            self._check_target(agreement, experiment)
-            # A run's folder belongs to one agreement: what was charged and masked in it was so under that one.
-            before = self._saved_agreement(agreement.run)
-            if before is not None and before.digest != agreement.digest:
-                raise FederationError(
-                    f"run {agreement.run[:8]} has another agreement already; a new agreement needs a new run"
-                )
-            answer = (
-                "" if approved_digest(self.folder) == agreement.digest else self._approve(agreement, experiment)
-            )
-            records = agreement.encode(self.source)
-            if answer:
-                record_approval(self.folder, agreement, agreement.run, answer)
-            PartyStore(self.folder / "runs" / agreement.run).save_agreement(agreement)
-            self._run = _Run(self, agreement, *records)
-            self.say(f"taking part in run {agreement.run[:8]} as client {agreement.number(self.name)}")
-        return {"digest": agreement.digest}, self._run.enrol()
+        """Training or statistics, under terms that the owner approves."""
+        kind = _TERMS[message.kind]
+        terms = kind.from_dict(message.field("terms", dict))
+        run = self._runs.get(kind)
+        if run is None or run.agreement.digest != terms.digest:
+            run = self._begin(terms)
+        return {"digest": terms.digest, **run.facts}, run.enrol()
 
-    def _agree_to_count(self, message: messages.SignedMessage) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Statistics: what is counted and its ε are approved like an agreement."""
-        terms = StatisticsTerms.from_dict(message.field("terms", dict))
+    def _begin(self, terms: Terms) -> _Run | _CountedRun:
+        """Check terms that are new here, have the owner approve them, and make ready for the run."""
         if terms.federation != self.keyring.id:
             raise FederationError("the agreement belongs to another federation")
         for name in terms.names:
             self.keyring.party(name)
-        if self._counted is None or self._counted.agreement.digest != terms.digest:
-            self._check_noise(terms)
-            agreed, counted = terms.sizes[terms.number(self.name)], self.source.count
-            if terms.trained is not None:
-                counted = len(held_out_rows(terms.trained.spec, counted)[1])
-                if approved_digest(self.folder) != terms.trained.digest:
-                    raise FederationError("the model to evaluate was trained under an agreement not approved here")
-            if agreed != counted:
-                raise FederationError(f"the agreement counts {agreed} records here; this party has {counted}")
-            folder = self.folder / "runs" / terms.run
-            if folder.exists() and StatisticsTerms.from_dict(_saved_terms(folder)).digest != terms.digest:
-                raise FederationError(f"run {terms.run[:8]} has another agreement already")
-            if approved_digest(self.folder, terms.purpose) != terms.digest:
-                answer = self._approve(terms, None)
-                record_approval(self.folder, terms, terms.run, answer, terms.purpose)
-            PartyStore(folder)
-            write_checked(folder / "statistics.json", terms.to_dict())
-            self._counted = _CountedRun(self, terms)
-            self.say(f"taking part in run {terms.run[:8]}: {terms.purpose}")
-        fields = {"digest": terms.digest, **({"columns": self._counted.header} if terms.lists_names else {})}
-        return fields, self._counted.enrol()
-
-    def _counting(self, run: str) -> _CountedRun | None:
-        """The statistics that a message speaks of, also after a restart; None where it speaks of a run."""
-        if self._counted is not None and self._counted.agreement.run == run:
-            return self._counted
-        folder = self.folder / "runs" / run
-        if not run.isalnum() or not (folder / "statistics.json").is_file():
-            return None
-        terms = StatisticsTerms.from_dict(_saved_terms(folder))
-        if approved_digest(self.folder, terms.purpose) != terms.digest:
-            raise FederationError(f"run {run[:8]} has another agreement than the one the owner approved")
         self._check_noise(terms)
-        self._counted = _CountedRun(self, terms)
-        return self._counted
+        agreed, held = terms.sizes[terms.number(self.name)], terms.counted(self.source.count)
+        if agreed != held:
+            raise FederationError(f"the agreement counts {agreed} records here; this party holds {held}")
+        experiment = self._check_training(terms) if isinstance(terms, Agreement) else None
+        trained = terms.trained if isinstance(terms, StatisticsTerms) else None
+        if trained is not None and approved_digest(self.folder) != trained.digest:
+            raise FederationError("the model to evaluate was trained under an agreement not approved here")
+        if isinstance(terms, StatisticsTerms):
+            self._check_counted(terms)
+        # A run's folder belongs to one agreement: what was charged and masked in it was so under that one.
+        folder = self.folder / "runs" / terms.run
+        before = _saved_terms(folder)
+        if before is not None and before.digest != terms.digest:
+            raise FederationError(
+                f"run {terms.run[:8]} has another agreement already; a new agreement needs a new run"
+            )
+        approved = approved_digest(self.folder, terms.purpose) == terms.digest
+        answer = "" if approved else self._approve(terms, experiment)
+        records = terms.encode(self.source) if isinstance(terms, Agreement) else None
+        if not approved:
+            record_approval(self.folder, terms, answer)
+        terms.save(PartyStore(folder).path)
+        self._runs[type(terms)] = run = self._made_ready(terms, records)
+        self.say(f"taking part in run {terms.run[:8]}: {terms.purpose or f'training, as client {run.client}'}")
+        return run
+
+    def _check_training(self, agreement: Agreement) -> build.Experiment:
+        """What the agreement runs, if this party may be asked to. No record is read: whether the records fit a
+        schema is for a server whose agreement was approved."""
+        if federated_spec(agreement.spec, len(agreement.names), agreement.spec.data.name) != agreement.spec:
+            raise FederationError("the agreement has settings that a federation never runs with")
+        experiment = agreement.experiment(*agreement.encode(self.source, empty=True))
+        if experiment.plan.assumed:
+            raise FederationError("the method's releases rest on an assumption, which no ledger can charge")
+        self._check_target(agreement, experiment)
+        return experiment
+
+    def _current(self, name: str) -> _Run | _CountedRun:
+        """The run that a message is about: one at hand, or one that a restart interrupted."""
+        for run in self._runs.values():
+            if run.agreement.run == name:
+                return run
+        terms = _saved_terms(self.folder / "runs" / name) if name.isalnum() else None
+        if terms is None:
+            raise FederationError(f"run {name[:8]!r} is unknown here: its agreement was not accepted")
+        if approved_digest(self.folder, terms.purpose) != terms.digest:
+            raise FederationError(f"run {name[:8]} has an agreement that the owner did not approve")
+        self._check_noise(terms)
+        records = terms.encode(self.source) if isinstance(terms, Agreement) else None
+        if records is not None and len(records[1]) != terms.sizes[terms.number(self.name)]:
+            raise FederationError(f"this party no longer holds the records of run {name[:8]}")
+        run = self._made_ready(terms, records)
+        if isinstance(run, _Run):
+            self._check_target(run.agreement, run.experiment)
+        else:
+            self._check_counted(run.agreement)
+        self._runs[type(terms)] = run
+        self.say(f"back in run {name[:8]}")
+        return run
+
+    def _made_ready(self, terms: Terms, records: tuple[np.ndarray, np.ndarray] | None) -> _Run | _CountedRun:
+        if isinstance(terms, Agreement) and records is not None:
+            return _Run(self, terms, *records)
+        if isinstance(terms, StatisticsTerms):
+            return _CountedRun(self, terms)
+        raise FederationError("an agreement of no known kind")
 
     def _check_noise(self, agreement: Terms) -> None:
         if agreement.spec.randomness != "os" and not self._seeded:
@@ -262,51 +269,55 @@ class Party:
                 "the agreement draws noise from a public seed, which protects nothing; allow it with --test"
             )
 
-    def _check_target(self, agreement: Agreement, experiment: build.Experiment) -> None:
+    def _check_target(
+        self, agreement: Agreement, experiment: build.Experiment, counted: StatisticsTerms | None = None
+    ) -> None:
         """`FederationError` unless this party's own target holds against the server itself: for all that this
-        party sends, whatever the view that the agreement names, and whatever the server says of its noise."""
+        party sends in a run, with all that was `counted` here, whatever the view that the agreement names, and
+        whatever the server says of its noise."""
         if self._target is None:
             return
-        (most, largest), delta = self._target, agreement.spec.privacy.delta
-        hidden = agreement.spec.aggregation != "off"
-        accountant = experiment.accountant(lacking(agreement)).of([agreement.number(self.name)])
-        row = accountant.proven("sum" if hidden else "upload")
+        view = "sum" if sums_integers(experiment.plan) else "upload"
+        delta = agreement.spec.privacy.delta
+        accountant = experiment.accountant(agreement.lacking(experiment.plan)).of([agreement.number(self.name)])
+        row, looks = accountant.proven(view), self._looks(counted)
+        value = row.value
+        if looks:
+            run = [Charge(EVERY_RECORD, accountant.clients[0].most)]
+            terms = Budget(self._target.epsilon, delta, view, experiment.plan.adjacency)
+            value = composed([*looks, (run, accountant.conditions)], terms)[0]
+        kind = "assumes" if row.assumed else "proves"
+        whom = f"against a server that sees {'sums' if view == 'sum' else 'its uploads'}"
+        whom += ", with what was counted here," * bool(looks)
+        self._within_target(math.inf if row.assumed else value, delta, f"{kind} ε = {value:.4g}", whom)
+
+    def _check_counted(self, terms: StatisticsTerms) -> None:
+        """The same for what is to be counted: by itself, and with the run whose model it scores."""
+        if self._target is None:
+            return
+        if (trained := terms.trained) is not None:
+            self._check_target(trained, trained.experiment(*trained.encode(self.source, empty=True)), terms)
+        value, _ = composed(self._looks(terms), Budget(self._target.epsilon, terms.delta))
+        self._within_target(value, terms.delta, f"proves ε = {value:.4g}", "with what was counted here before")
+
+    def _looks(self, more: StatisticsTerms | None) -> list[tuple[list[Charge], Conditions]]:
+        """What was counted here under terms that the owner approved, and what is asked now."""
+        saved = [StatisticsTerms.load(path, PARTY_ADVICE) for path in sorted((self.folder / "runs").glob("*"))]
+        every = {terms.digest: terms for terms in (*saved, more) if terms is not None}
+        releases = [counting.release(t.epsilon, t.delta, lists_names=t.lists_names) for t in every.values()]
+        return [([Charge(EVERY_RECORD, [((release,), 1)])], Conditions()) for release in releases]
+
+    def _within_target(self, value: float, delta: float, said: str, whom: str) -> None:
+        most, largest = self._target or (math.inf, 1.0)
         if delta > largest:
             raise FederationError(
                 f"the agreement has δ = {delta:g}, above this party's {largest:g}; raise --delta, or do not join"
             )
-        if row.assumed or not row.value <= most:
-            kind = "assumes" if row.assumed else "proves"
+        if not value <= most:
             raise FederationError(
-                f"the agreement {kind} ε = {row.value:.4g} for this party against a server that sees "
-                f"{'sums' if hidden else 'its uploads'}, above its own target; raise --epsilon {most:g}, or ask "
-                "for privacy.noise='proven' and that view"
+                f"the agreement {said} for this party {whom}, above its own target; raise --epsilon {most:g}, or "
+                "ask for privacy.noise='proven' and that view"
             )
-
-    def _saved_agreement(self, run: str) -> Agreement | None:
-        folder = self.folder / "runs" / run
-        return PartyStore(folder).agreement() if folder.is_dir() else None
-
-    def _current(self, run: str) -> _Run:
-        """The run a message speaks of: the one at hand, or one that a restart interrupted."""
-        if self._run is not None and self._run.agreement.run == run:
-            return self._run
-        if not run.isalnum():
-            raise FederationError(f"run {run!r} is unknown here")
-        agreement = self._saved_agreement(run)
-        if agreement is None:
-            raise FederationError(f"run {run[:8]} is unknown here: its agreement was not accepted")
-        if approved_digest(self.folder) != agreement.digest:
-            raise FederationError(f"run {run[:8]} has another agreement than the one the owner approved")
-        self._check_noise(agreement)
-        x, y = agreement.encode(self.source)
-        if len(y) != agreement.sizes[agreement.number(self.name)]:
-            raise FederationError(f"this party no longer holds the records of run {run[:8]}")
-        resumed = _Run(self, agreement, x, y)
-        self._check_target(agreement, resumed.experiment)
-        self._run = resumed
-        self.say(f"back in run {run[:8]}")
-        return self._run
 
     def _pack(
         self, kind: str, fields: dict[str, Any], arrays: dict[str, Any] | None = None, *, quoted: str
@@ -326,10 +337,13 @@ class Party:
 class _Masked:
     """What a run and statistics share at a party: enrolment for secure aggregation, and opening a sum."""
 
-    def __init__(self, party: Party, agreement: Agreement | StatisticsTerms, store: PartyStore) -> None:
-        self.agreement, self.store = agreement, store
+    agreement: Terms
+    facts: Mapping[str, Any] = MappingProxyType({})  # what the server hears besides that the terms are accepted
+
+    def __init__(self, party: Party, agreement: Terms) -> None:
+        self.agreement, self.store = agreement, PartyStore(party.folder / "runs" / agreement.run)
         self.client = agreement.number(party.name)
-        self.releases = ReleaseRecord(store.path, party.name, agreement.digest, party.identity)
+        self.releases = ReleaseRecord(self.store.path, party.name, agreement.digest, party.identity)
         self._session: ClientSession | None = None
 
     def _secagg_session(self, party: Party, rules: Rules | None) -> ClientSession | None:
@@ -337,7 +351,7 @@ class _Masked:
             return None
         saved = self.store.secagg()
         if saved is not None:
-            return secagg_state.load_client(saved)
+            return ClientSession.load(saved)
         session = ClientSession(
             self.client,
             federation=session_id(self.agreement),
@@ -346,7 +360,7 @@ class _Masked:
             pins={number: party.keyring.party(name).identity for number, name in enumerate(self.agreement.names)},
             signing=party.identity.private,
         )
-        self.store.save_secagg(secagg_state.save_client(session))
+        self.store.save_secagg(session.save())
         return session
 
     def enrol(self) -> dict[str, bytes]:
@@ -364,7 +378,7 @@ class _Masked:
             "release": session.release,
         }[message.kind]
         answer = step(message.bytes("secagg"))
-        self.store.save_secagg(secagg_state.save_client(session))
+        self.store.save_secagg(session.save())
         return {} if answer is None else {"secagg": answer}
 
     def _upload(self, index: int, announced: bytes | None, row: np.ndarray) -> bytes | np.ndarray:
@@ -373,7 +387,7 @@ class _Masked:
             self.releases.append(index, row.tobytes())
             return row
         masked = self._session.upload(announced, row)
-        self.store.save_secagg(secagg_state.save_client(self._session))
+        self.store.save_secagg(self._session.save())
         self.releases.append(index, masked)
         return masked
 
@@ -384,13 +398,10 @@ class _CountedRun(_Masked):
     agreement: StatisticsTerms
 
     def __init__(self, party: Party, terms: StatisticsTerms) -> None:
-        super().__init__(party, terms, PartyStore(party.folder / "runs" / terms.run))
-        self._answers = PartyStatistics(terms, party.source, party.ledger, self.store.path, party.name, party.say)
+        super().__init__(party, terms)
+        self._answers = PartyStatistics(terms, party, self.store.path)
         self._session = self._secagg_session(party, terms.rules)
-
-    @property
-    def header(self) -> list[str]:
-        return self._answers.header
+        self.facts = {"columns": self._answers.header} if terms.lists_names else {}
 
     def question(self, message: messages.SignedMessage) -> tuple[dict[str, Any], dict[str, Any]]:
         """The answer to a question: names, or counts with noise, masked."""
@@ -413,26 +424,18 @@ class _Run(_Masked):
     agreement: Agreement
 
     def __init__(self, party: Party, agreement: Agreement, x: np.ndarray, y: np.ndarray) -> None:
-        super().__init__(party, agreement, PartyStore(party.folder / "runs" / agreement.run))
+        super().__init__(party, agreement)
         self.experiment = experiment = agreement.experiment(x, y)
         self._ledger = party.ledger
         self._dataset = data_id(party.ledger, path=str(party.source.path))
         self._check_memory()
-        accountant = experiment.accountant(missing=lacking(agreement))
+        accountant = experiment.accountant(missing=agreement.lacking(experiment.plan))
         self._conditions, self._releases = accountant.conditions, accountant.ledger_releases
         secret = None
         if agreement.spec.randomness == "os":
             secret = noise.wrap(np.frombuffer(self.store.secret()[:8], np.uint32)[None])
-        self._engine = engines.ClientEngine(
-            build.make_simulation(experiment),
-            x,
-            y,
-            client=self.client,
-            seed=agreement.spec.seed,
-            hyper=build.compiled_hyper(experiment),
-            design=experiment.plan.design,
-            secret=secret,
-        )
+        settings = engines.RunSettings.of(experiment)
+        self._engine = engines.ClientEngine(settings, x, y, client=self.client, secret=secret)
         self._engine.warm()
         self._session = self._secagg_session(party, secagg_rules(experiment))
 
@@ -581,17 +584,13 @@ class _Run(_Masked):
         ]
 
 
-def lacking(agreement: Agreement) -> int:
-    """How many others' noise no proof of a party counts on. Under secure aggregation the party itself sees to it
-    that enough others are in the sum; in the open no other's noise hides an upload."""
-    return agreement.spec.cohort_size - 1 if agreement.spec.aggregation == "off" else agreement.may_lack
+def _saved_terms(folder: Path) -> Terms | None:
+    """What was agreed for the run in this folder."""
+    found = (kind.load(folder, PARTY_ADVICE) for kind in _TERMS.values())
+    return next((terms for terms in found if terms is not None), None)
 
 
-def _saved_terms(folder: Path) -> dict[str, Any]:
-    return read_checked(folder / "statistics.json", "delete this run's folder, and start a new run")
-
-
-def session_id(agreement: Agreement | StatisticsTerms) -> bytes:
+def session_id(agreement: Terms) -> bytes:
     """What secure aggregation calls the federation: one for each run, so that no mask is ever used in two."""
     return hashlib.sha256(f"dither {agreement.federation} {agreement.digest}".encode()).digest()
 
@@ -602,7 +601,7 @@ def _for_the_server(error: Exception, asked: str) -> str:
         return REFUSALS["budget"]
     if isinstance(error, ClientRefused):
         return REFUSALS["update"]
-    return REFUSALS["terms" if asked in ("terms", "statistics") else "other"]
+    return REFUSALS["terms" if asked in _TERMS else "other"]
 
 
 def _digest(leaves: list[np.ndarray]) -> str:

@@ -25,11 +25,12 @@ import numpy as np
 from dither import data
 from dither.errors import FederationError, ProtocolAbort, SpecError
 from dither.experiment import build, plots, train
-from dither.experiment.advice import Labelled, judge
+from dither.experiment.metrics import Labelled, judge
 from dither.experiment.report import Exclusion, FederationTotals, PartyTotals, Report
-from dither.federation import engines, keys, mailbox, releases
+from dither.federation import engines, keys, messages, state
 from dither.federation.agreement import (
     Agreement,
+    Terms,
     collusion_notes,
     federated_spec,
     held_out_rows,
@@ -37,12 +38,10 @@ from dither.federation.agreement import (
     least_clients,
     secagg_rules,
 )
-from dither.federation.mailbox import Mailbox, Question, Take, Transport
-from dither.federation.messages import SignedMessage
+from dither.federation.messages import Mailbox, Question, SignedMessage, Take, Transport
 from dither.federation.party import session_id
 from dither.federation.state import Journal
 from dither.secagg import encoding
-from dither.secagg import state as secagg_state
 from dither.secagg.roster import Rules
 from dither.secagg.server import ServerSession
 from dither.spec import Spec, code
@@ -61,18 +60,23 @@ class EvaluationData(NamedTuple):
     y: np.ndarray
     name: str
 
+    @classmethod
+    def without_records(
+        cls, schema: data.Schema, features: str = "all", transform: str = "none"
+    ) -> EvaluationData:
+        """Of a server that has no test records."""
+        x = data.transform(np.zeros((0, len(schema.feature_names(features))), np.float32), transform)
+        y = np.zeros(0, np.int32 if schema.label.bounds is None else np.float32)
+        return cls(schema, schema.label.classes, (), x, y, schema.name or "own data")
 
-def load_evaluation_data(spec: Spec, *, data_dir: str | Path | None = None) -> EvaluationData:
+
+def load_evaluation_data(spec: Spec) -> EvaluationData:
     """From a spec: the catalogue's test records, or those of data.test_path; data.schema says how to encode
     them."""
     d = spec.data
     if not d.path and not d.schema and not spec.privacy.project_epsilon:
-        dataset = build.load_data(
-            spec.with_values({"data.split": "given", "data.partition": "iid"}), data_dir=data_dir
-        )
-        return EvaluationData(
-            dataset.schema, dataset.classes, dataset.image_shape, dataset.x_test, dataset.y_test, d.name
-        )
+        found = build.load_data(spec.with_values({"data.split": "given", "data.partition": "iid"}))
+        return EvaluationData(found.schema, found.classes, found.image_shape, found.x_test, found.y_test, d.name)
     if spec.privacy.project_epsilon and not d.schema:  # parties estimate it, privately
         return EvaluationData(None, (), (), np.zeros((0, 1), np.float32), np.zeros(0, np.int32), "own data")
     if not d.schema:
@@ -81,17 +85,13 @@ def load_evaluation_data(spec: Spec, *, data_dir: str | Path | None = None) -> E
             "records (dither data schema FILE drafts one)"
         )
     schema = data.with_label_bounds(data.Schema.load(d.schema), d.label_bounds)
-    name = schema.name or "own data"
+    evaluation = EvaluationData.without_records(schema, d.features, d.transform)
     if not d.test_path or not spec.scored:
-        width = len(schema.feature_names(d.features))
-        y = np.zeros(0, np.int32 if schema.label.bounds is None else np.float32)
-        x = data.transform(np.zeros((0, width), np.float32), d.transform)
-        return EvaluationData(schema, schema.label.classes, (), x, y, name)
+        return evaluation
     encoded = schema.encode(data.read_table(d.test_path), d.encoding, d.features)
     if encoded.y is None:
         raise SpecError(f"data.test_path={d.test_path!r} has no labels")
-    x = data.transform(encoded.x, d.transform)
-    return EvaluationData(schema, schema.label.classes, (), x, encoded.y, name)
+    return evaluation._replace(x=data.transform(encoded.x, d.transform), y=encoded.y)
 
 
 class Coordinator:
@@ -118,7 +118,7 @@ class Coordinator:
             raise FederationError(f"identity.key in {str(keys_folder)!r} is not the one federation.json lists")
         for name in without:
             self.keyring.party(name)
-        self.names = tuple(party.name for party in self.keyring.parties if party.name not in without)
+        self.parties = tuple(party.name for party in self.keyring.parties if party.name not in without)
         self._out = dict.fromkeys(without, "left out with --without")  # who is asked nothing, and why
         self._silent: set[str] = set()  # whose silence made a round void, and who cannot be done without
         self.mailbox = Mailbox(transport, self.keyring, self._identity)
@@ -147,13 +147,10 @@ class Coordinator:
         if not self._begun:
             self._create()
         self.engine = engines.ServerEngine(
-            build.make_simulation(self.experiment),
+            engines.RunSettings.of(self.experiment),
             self._evaluation.x,
             self._evaluation.y,
             sizes=np.array(self.agreement.sizes, np.int32),
-            seed=self.agreement.spec.seed,
-            hyper=build.compiled_hyper(self.experiment),
-            design=self.experiment.plan.design,
         )
         done, leaves = self.journal.resume(self.agreement)
         if leaves is not None:
@@ -199,29 +196,35 @@ class Coordinator:
             self._check_left(agreement)
             self.gather(self._left(agreement), least_clients(agreement.spec))
             return agreement
-        if agreement is not None and set(agreement.names) != set(self.names):
+        if agreement is not None and set(agreement.names) != set(self.parties):
             self.journal.forget_agreement()
             agreement = None
-        names = self.names
+        names = self.parties
         self.gather(names, len(names))
         if agreement is None:
             agreement = self._new_agreement(names)
             self.journal.save_agreement(agreement)
-        digest, masked = agreement.digest, agreement.spec.aggregation != "off"
+        safe, warning = collusion_notes(agreement.spec)
+        self._have_accepted("terms", agreement, lambda name, answer: None, collusion=safe, warning=warning)
+        return agreement
+
+    def _have_accepted(self, kind: str, terms: Terms, take: Take, **facts: Any) -> None:
+        """Have every party accept these terms, and keep its hello for secure aggregation."""
+        digest, masked = terms.digest, terms.spec.aggregation != "off"
         self._hellos: dict[str, bytes] = {}
 
-        def take(name: str, answer: SignedMessage) -> None:
+        def accepted(name: str, answer: SignedMessage) -> None:
             if answer.kind != "accepted" or answer.fields.get("digest") != digest:
                 raise FederationError("it accepted another agreement")
             if masked:
                 self._hellos[name] = answer.bytes("hello")
+            take(name, answer)
             self._event("accepted", {"party": name})
 
-        safe, warning = collusion_notes(agreement.spec)
-        facts = {"digest": digest, "parties": list(names), "collusion": safe, "warning": warning}
-        self._event("terms", facts)
-        self._everybody("terms", names, ({"terms": agreement.to_dict()}, {}), take, "approve")
-        return agreement
+        self._event(
+            "terms", {"digest": digest, "parties": list(terms.names), "collusion": "", "warning": "", **facts}
+        )
+        self._everybody(kind, terms.names, ({"terms": terms.to_dict()}, {}), accepted, "approve")
 
     def _new_agreement(self, names: tuple[str, ...]) -> Agreement:
         """What follows from the spec, the server's data and what parties say they hold."""
@@ -235,7 +238,7 @@ class Coordinator:
             num_features=evaluation.x.shape[1],
             image_shape=evaluation.image_shape,
             names=names,
-            sizes=self.training_sizes(names),
+            sizes=tuple(len(held_out_rows(self.asked_spec, count)[0]) for count in self.records_of(names)),
         ).check()
         agreement.experiment(evaluation.x[:0], evaluation.y[:0])  # a spec that cannot run is refused before asking
         return agreement
@@ -251,10 +254,9 @@ class Coordinator:
             return spec
         return spec.with_values({"privacy.epsilons": targets})
 
-    def training_sizes(self, names: Sequence[str]) -> tuple[int, ...]:
-        """How many records each party trains on."""
-        counts = (int(self.mailbox.greeted[name]["records"]) for name in names)
-        return tuple(len(held_out_rows(self.asked_spec, count)[0]) for count in counts)
+    def records_of(self, names: Iterable[str]) -> list[int]:
+        """How many records each party says that it holds."""
+        return [int(self.mailbox.greeted[name]["records"]) for name in names]
 
     def _other_versions(self) -> dict[str, str]:
         """Parties with another version of Dither than the server's."""
@@ -287,14 +289,14 @@ class Coordinator:
             other = [f"{n} runs Dither {its}" for n, its in sorted(self._other_versions().items()) if n in heard]
             if len(names) - len(other) < least:
                 raise FederationError(f"{', '.join(other)}, the server {__version__}: a run needs one version")
-            enough = len(heard) - len(other) >= least and time.monotonic() - seen > mailbox.GRACE_SECONDS
+            enough = len(heard) - len(other) >= least and time.monotonic() - seen > messages.GRACE_SECONDS
             if enough or len(heard) == len(names):
                 break
             if time.monotonic() > until:
                 away = sorted(set(names) - heard)
                 raise FederationError(
-                    f"{', '.join(away)} did not come within {self._wait:.0f} s; start again later, or leave them "
-                    f"out: {' '.join(f'--without {name}' for name in away)}"
+                    f"{', '.join(away)} did not connect within {self._wait:.0f} s; start again later, or leave "
+                    f"them out: {' '.join(f'--without {name}' for name in away)}"
                 )
             self._waiting("join", set(names) - heard)
             self.mailbox.transport.pause()
@@ -354,7 +356,7 @@ class Coordinator:
             return None
         saved = self.journal.secagg()
         if saved is not None:
-            session = secagg_state.load_server(saved, self._identity.private)
+            session = ServerSession.load(saved, self._identity.private)
         else:
             session = ServerSession(
                 federation=session_id(self.agreement),
@@ -366,7 +368,7 @@ class Coordinator:
             for name in self.agreement.names:
                 session.hello(self._hellos[name])
         roster = session.make_roster()
-        self.journal.save_secagg(secagg_state.save_server(session))
+        self.journal.save_secagg(session.save())
         if self._begun:
             return session
 
@@ -375,7 +377,7 @@ class Coordinator:
             self._everybody(kind, self.agreement.names, question, take, "enrol")
 
         ask("roster", roster, lambda name, answer: session.confirm(answer.bytes("secagg")))
-        self.journal.save_secagg(secagg_state.save_server(session))
+        self.journal.save_secagg(session.save())
         ask("confirmed", session.confirmed(), lambda name, answer: None)
         self._event("enrolled", {"parties": list(self.agreement.names)})
         return session
@@ -490,7 +492,7 @@ class Coordinator:
         tries = 0
         while True:
             announcement = session.announcement()
-            self.journal.save_secagg(secagg_state.save_server(session))
+            self.journal.save_secagg(session.save())
             left = self._left(self.agreement)
             refused |= self._ask_for_uploads(
                 index,
@@ -512,16 +514,14 @@ class Coordinator:
         """Have the seals taken off; who made one that cannot be is excluded, and the round is without effect."""
         session, names = self._secagg, self.agreement.names
         requests = session.unseal()
-        self.journal.save_secagg(secagg_state.save_server(session))
+        self.journal.save_secagg(session.save())
         silent, _ = self._ask_for_shares(index, "unseal", requests, session.shares)
         disputed = [f"{names[maker]}'s share for {names[who]}" for maker, who in session.disputed]
         liars: dict[int, str] = {}
         if not session.ready:
             more, refusing = self._ask_for_shares(index, "release", session.disputes(), session.released)
             silent |= more
-            liars = {
-                client: f"it does not release shares that are no use: {why}" for client, why in refusing.items()
-            }
+            liars = {client: f"it does not release useless shares: {why}" for client, why in refusing.items()}
         liars |= session.liars()
         for client in sorted(liars):
             if names[client] not in self._out:
@@ -619,41 +619,19 @@ class Coordinator:
         void = [str(line["round"] + 1) for line in lines if not line["counted"]]
         most_missing = self.agreement.may_lack if void else int(np.asarray(state.missing)[0])
         report = train.report_of(completed, folder, rows, np.asarray(state.participation)[0], most_missing)
-        excluded = {name: Exclusion(**entry) for name, entry in self.journal.excluded().items()}
-        totals = FederationTotals(
-            id=self.keyring.id[:16],
-            terms=self.agreement.digest,
-            parties={
-                name: PartyTotals(
-                    records=size,
-                    counted=sum(name in line["counted"] for line in lines),
-                    missing=sum(name in line["missing"] for line in lines),
-                    refused=sum(name in line["refused"] for line in lines),
-                    bytes_up=self.mailbox.bytes_up.get(name, 0),
-                    bytes_down=self.mailbox.bytes_down.get(name, 0),
-                )
-                for name, size in zip(self.agreement.names, self.agreement.sizes, strict=True)
-            },
-            excluded=excluded,
-            aggregation=self.agreement.spec.aggregation,
-            colluders=self.agreement.spec.colluders,
-            most_missing=most_missing,
-            void_rounds=int(np.asarray(state.void)[0]),
-            seconds_a_round=float(np.median([line["seconds"] for line in lines])) if lines else 0.0,
-        )
-        report = replace(report, federation=totals)
+        report = replace(report, federation=self._totals(lines, most_missing))
+        notes = []
         if most_missing:
-            report = report.with_notes(
-                f"at most {most_missing} parties lacked in a sum: the proven ε of sums counts on none of them"
-            )
-        report = report.with_notes(
-            *(f"{name} was excluded in round {entry.round + 1}: {entry.why}" for name, entry in excluded.items())
-        )
+            noise = "the proven ε of sums does not count on their noise"
+            notes.append(f"at most {most_missing} parties were missing from a sum: {noise}")
+        for name, entry in self.journal.excluded().items():
+            notes.append(f"{name} was excluded in round {entry['round'] + 1}: {entry['why']}")
         if void:
-            report = report.with_notes(
+            notes.append(
                 f"without effect: round {', '.join(void)} (the server ended while that sum was being opened, a "
                 "seal was false, or too few parties were left); what parties were charged for it stays charged"
             )
+        report = report.with_notes(*notes)
         params = self.engine.params()
         folder.save_model({**self.experiment.model.frozen, **train.named_leaves(params)})
         if self.engine.scored:
@@ -668,17 +646,39 @@ class Coordinator:
         self._event("done", {"folder": str(folder.path)})
         return report
 
+    def _totals(self, lines: list[dict[str, Any]], most_missing: int) -> FederationTotals:
+        """What the report says of the parties."""
+
+        def party(name: str, size: int) -> PartyTotals:
+            counts = {key: sum(name in line[key] for line in lines) for key in ("counted", "missing", "refused")}
+            up, down = (each.get(name, 0) for each in (self.mailbox.bytes_up, self.mailbox.bytes_down))
+            return PartyTotals(records=size, **counts, bytes_up=up, bytes_down=down)
+
+        agreement = self.agreement
+        sizes = zip(agreement.names, agreement.sizes, strict=True)
+        return FederationTotals(
+            id=self.keyring.id[:16],
+            terms=agreement.digest,
+            parties={name: party(name, size) for name, size in sizes},
+            excluded={name: Exclusion(**entry) for name, entry in self.journal.excluded().items()},
+            aggregation=agreement.spec.aggregation,
+            colluders=agreement.spec.colluders,
+            most_missing=most_missing,
+            void_rounds=int(np.asarray(self.engine.state.void)[0]),
+            seconds_a_round=float(np.median([line["seconds"] for line in lines])) if lines else 0.0,
+        )
+
     def _say_goodbye(self, outcome: dict[str, Any]) -> None:
         """Tell the parties how the run ended, and keep what they say of their releases."""
         statements: dict[str, dict[str, Any]] = {}
 
         def take(name: str, answer: SignedMessage) -> None:
             statement = answer.fields.get("releases")
-            statements[name] = releases.check_statement(statement, name, self.agreement.digest, self.keyring)
+            statements[name] = state.check_statement(statement, name, self.agreement.digest, self.keyring)
 
         question: Question = {"run": self.agreement.run, **outcome}, {}
         self.mailbox.ask("finish", dict.fromkeys(self.agreement.names, question), seconds=10.0, take=take)
-        releases.save_statements(self.journal.path, statements)
+        state.save_statements(self.journal.path, statements)
 
 
 _MOST_TRIES = 3

@@ -25,9 +25,9 @@ from dither.experiment.folder import is_free, lock, write_text
 from dither.experiment.report import Report
 from dither.federation import keys
 from dither.federation.health import new_events
+from dither.federation.local import Event, TransportServer
 from dither.spec import Spec
 
-APP = Path(__file__).parent / "app"  # the Flower app: what `flwr run` takes
 _WATCHED = "DITHER_SERVE_PROCESS"  # tells the coordinator whose end is its end
 _FOLDER = "DITHER_SERVE_FOLDER"  # and where paths of the spec begin: NVIDIA FLARE works in a folder of its own
 _STARTS = 4  # of the coordinator in a row, without a completed round between them
@@ -35,8 +35,6 @@ _UNLOCK_SECONDS = 60.0  # for the coordinator before to end
 # For a coordinator to say its first word. Flower gives a ServerApp 30 s to start. Where a machine is too busy for
 # that, it refuses the token of the one that comes late, and starts another.
 _QUIET_SECONDS = 300.0
-
-Event = Callable[[str, dict[str, Any]], None]
 
 
 # reason: one parameter for each option of the command
@@ -56,13 +54,15 @@ def serve(
     from dither.federation import flower, nvflare
 
     keys_folder, run_folder = keys_folder.resolve(), run_folder.resolve()
+    keyring = keys.Keyring.load(keys_folder)
     over_flare = nvflare.is_used(keys_folder)
     (nvflare if over_flare else flower).require()
-    keyring = keys.Keyring.load(keys_folder)
+    if not (keys_folder / "server.pem").is_file():
+        raise ConfigError(f"{str(keys_folder)!r} is not a server's folder: it has no server.pem")
     names = [party.name for party in keyring.parties]
     for name in without:
         if name not in names:
-            raise ConfigError(f"--without {name!r} is no party of this federation{did_you_mean(name, names)}")
+            raise ConfigError(f"--without {name!r} is not a party of this federation{did_you_mean(name, names)}")
     ends = keys.expiry(keys_folder / "server.pem")
     if ends < datetime.now(UTC):
         raise FederationError(
@@ -82,88 +82,22 @@ def serve(
             "without": ",".join(without),
             "wait": f"{wait_seconds:g}",
         }
+        system: TransportServer
         if over_flare:
             from dither.federation.nvflare.system import FlareServer
 
-            _supervise_flare(
-                FlareServer(run_folder, keys_folder, (host, port), environment), keyring, config, on_event
-            )
+            system = FlareServer(run_folder, keys_folder, (host, port), environment)
         else:
-            from dither.federation.flower.gate import Gate
-            from dither.federation.flower.superlink import SuperLink
+            from dither.federation.flower.superlink import FlowerServer
 
-            tls = flower.TlsFiles.of(keys_folder)
-            link = SuperLink(run_folder, tls, environment)
-            nodes = [party.node_key for party in keyring.parties]
-            _supervise(link, Gate(host, port, inside=link.inside, tls=tls, nodes=nodes), keyring, config, on_event)
+            system = FlowerServer(run_folder, keys_folder, (host, port), environment)
+        with system:
+            on_event("listening", {"address": system.address, "parties": names})
+            _watch(system, config, on_event)
         report = Report.read(run_folder)
         if report is None:
             raise FederationError(f"{str(run_folder)!r} is done and has no summary: start the server again")
         return report
-
-
-def _supervise(link: Any, gate: Any, keyring: keys.Keyring, config: Mapping[str, str], on_event: Event) -> None:
-    """Keep SuperLink, gate and coordinator running until the run is done."""
-    coordinators: list[int] = []
-
-    def up() -> None:
-        """A SuperLink that lives, and knows the parties before they reach it."""
-        if not link.alive():
-            gate.open = False
-            link.__exit__()
-            link.__enter__()
-            for party in keyring.parties:
-                link.register(party.node_key, party.name)
-            gate.open = True
-
-    def start() -> None:
-        up()
-        link.run(APP, config)
-
-    def hear(event: str, facts: dict[str, Any]) -> None:
-        if "upload_bytes" in facts:
-            gate.most_bytes = int(facts["upload_bytes"])
-        on_event(event, facts)
-
-    try:
-        up()
-        with gate:
-            on_event("listening", {"address": gate.address, "parties": [party.name for party in keyring.parties]})
-            _watch(link.folder, start, link.alive, hear, coordinators)
-    finally:
-        for process in coordinators:
-            _end(process, link.folder / "lock")
-        link.__exit__()
-
-
-def _supervise_flare(system: Any, keyring: keys.Keyring, config: Mapping[str, str], on_event: Event) -> None:
-    """Keep NVIDIA FLARE's server and the coordinator's job running until the run is done."""
-    coordinators: list[int] = []
-    without = set(config["without"].split(","))
-    sites = [party.name for party in keyring.parties if party.name not in without]
-    told: set[str] = set()
-
-    def waiting(missing: set[str]) -> None:
-        nonlocal told
-        if missing != told:
-            on_event("waiting", {"to": "connect", "parties": sorted(missing)})
-        told = missing
-
-    def start() -> None:
-        if not system.alive():
-            system.__exit__()
-            system.__enter__()
-        begun = (system.folder / "spec.toml").is_file()
-        system.run(config, sites, everybody=not begun, on_wait=waiting, seconds=float(config["wait"]))
-
-    try:
-        system.__enter__()
-        on_event("listening", {"address": system.address, "parties": [party.name for party in keyring.parties]})
-        _watch(system.folder, start, system.watch, on_event, coordinators, "NVIDIA FLARE's server")
-    finally:
-        for process in coordinators:
-            _end(process, system.folder / "lock")
-        system.__exit__()
 
 
 @contextmanager
@@ -203,29 +137,33 @@ def _ask(run_folder: Path, spec: Spec) -> None:
             raise RunExists(f"{str(run_folder)!r} holds a run of another spec; give another --out")
         return
     if any(path.name != "serve.lock" for path in run_folder.iterdir()):
-        raise RunExists(f"{str(run_folder)!r} already exists and is no run of a federation; give another --out")
+        raise RunExists(f"{str(run_folder)!r} already exists and is not a run of a federation; give another --out")
     write_text(asked, spec.to_toml())
 
 
-def _watch(
-    run_folder: Path,
-    start: Callable[[], None],
-    alive: Callable[[], bool],
-    on_event: Event,
-    processes: list[int],
-    engine: str = "Flower's SuperLink",
+def _watch(system: TransportServer, config: Mapping[str, str], on_event: Event) -> None:
+    """Start the coordinator, hand on what it says, and start it again where it dies, until it is done."""
+    coordinators: list[int] = []  # processes, which the transport starts out of our reach
+    try:
+        _keep_running(system, config, on_event, coordinators)
+    finally:
+        for process in coordinators:
+            _end(process, system.folder / "lock")
+
+
+def _keep_running(
+    system: TransportServer, config: Mapping[str, str], on_event: Event, coordinators: list[int]
 ) -> None:
-    """Start the coordinator, hand on what it says, and start it again where it dies, until it is done. `processes`
-    receives the number of each coordinator's process: Flower starts them out of our reach."""
-    progress = run_folder / "progress.jsonl"
+    progress, journal_lock = system.folder / "progress.jsonl", system.folder / "lock"
     at = progress.stat().st_size
     starts, why = 0, ""
     while starts < _STARTS:
         starts += 1
         try:
-            start()
+            system.revive()
+            system.submit(config, on_event)
         except FederationError as error:
-            if alive():
+            if system.alive():
                 raise
             why = str(error)
             continue
@@ -237,37 +175,32 @@ def _watch(
                 event = facts.pop("event")
                 if event == "up":
                     up = True
-                    processes.append(int(facts["process"]))
+                    coordinators.append(int(facts["process"]))
                 elif event == "failed" and facts.get("final", True):
                     raise _error(facts)
                 elif event == "failed":
                     why = facts["error"]
                 else:
                     starts = 0 if event == "round" else starts
+                    system.hear(facts)
                     on_event(event, facts)
                     if event == "done":
                         return
-            if not alive():
-                on_event("restart", {"what": engine})
-                for process in processes:
-                    _end(process, run_folder / "lock")
+            if not system.watch():
+                on_event("restart", {"what": system.name})
+                for process in coordinators:
+                    _end(process, journal_lock)
                 break
             if not up and time.monotonic() - heard > _QUIET_SECONDS:
-                raise FederationError(f"the coordinator did not start; see {_log(run_folder)}")
-            if up and not lines and is_free(run_folder / "lock") and not new_events(progress, at)[1]:
+                raise FederationError(f"the coordinator did not start; see {system.folder / system.log}")
+            if up and not lines and is_free(journal_lock) and not new_events(progress, at)[1]:
                 on_event("restart", {"what": "the coordinator"})
                 break
             time.sleep(0.1)
     said = f" ({why})" if why else ""
     raise FederationError(
-        f"the coordinator died {_STARTS} times and completed no round{said}; see {_log(run_folder)}"
+        f"the coordinator died {_STARTS} times and completed no round{said}; see {system.folder / system.log}"
     )
-
-
-def _log(run_folder: Path) -> Path:
-    """What the transport's server says."""
-    flare = run_folder / "nvflare.log"
-    return flare if flare.is_file() else run_folder / "superlink.log"
 
 
 def _end(process: int, lock: Path) -> None:
@@ -312,7 +245,7 @@ def _exists(process: int) -> bool:
 
 def coordinate(transport: Any, config: Mapping[str, Any], after_round: Callable[[], None] = lambda: None) -> None:
     """The coordinator, inside the transport. `after_round` may raise `TransportRestart`."""
-    from dither.federation import mailbox, server
+    from dither.federation import messages, server
     from dither.federation.state import Journal
 
     if not config.get("keys") or not config.get("run"):
@@ -346,7 +279,7 @@ def coordinate(transport: Any, config: Mapping[str, Any], after_round: Callable[
         except DitherError as error:
             coordinator.tell_failure(str(error))
             raise
-    except mailbox.TransportRestart as error:
+    except messages.TransportRestart as error:
         journal.progress("failed", error=str(error), exit_code=1, final=False)
     except DitherError as error:
         journal.progress("failed", error=str(error), exit_code=error.exit_code)

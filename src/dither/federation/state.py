@@ -10,6 +10,7 @@ At a party (`PartyStore`):
     intent.json      the round that was charged last, and what became of it
     secagg.json      keys and rules of secure aggregation (mode 0600)
     log.jsonl        one line for every round answered or refused
+    releases.jsonl   one signed line for every upload that left this party
 
 A party that has forgotten what it sent refuses to go on with the run: the ledger knows of rounds that intent.json
 does not, intent.json of an upload that is gone, others of keys that secagg.json had. What cannot be noticed is an
@@ -24,6 +25,7 @@ At the server (`Journal`), a run folder with a few files more:
     secagg.json     public keys and the open round of secure aggregation (mode 0600)
     progress.jsonl  what happens, for whoever watches
     signature.json  the server's signature of the finished run
+    releases.json   what each party said of its releases.jsonl at the end of the run
 
 A round is complete when its checkpoint is on the disk; lines past the checkpoint are dropped when a server starts
 again, and that round is announced anew. One server at a time: the folder is locked while one is at work.
@@ -44,16 +46,18 @@ from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
-from dither.errors import DamagedFile, RunExists
+from dither.errors import DamagedFile, FederationError, RunExists
 from dither.experiment.folder import Checkpoint, RunFolder, lock, read_checked, to_json, write_bytes, write_checked
 from dither.federation.agreement import Agreement
-from dither.federation.keys import Identity, Keyring, canonical, verify
+from dither.federation.keys import Identity, Keyring, is_signed
 
 # Never from a copy: see above.
-_PARTY_ADVICE = "this party cannot go on with the run: the others can without it, or start a new run"
+PARTY_ADVICE = "this party cannot go on with the run: the others can without it, or start a new run"
 _SERVER_ADVICE = "restore it from a copy, or start a new run in another folder"
 COMPUTED = "computed"
-_SIGNATURE = "signature.json"
+_SIGNATURE, RELEASES, _STATEMENTS = "signature.json", "releases.jsonl", "releases.json"
+_RECORD_ADVICE = "the record of this party's releases in this run is not whole"
+_STATED = ("party", "terms", "releases", "head")
 _SIGNED = (
     *("spec.toml", "schema.toml", "terms.json", "provenance.json", "rounds.jsonl", "metrics.jsonl"),
     *(
@@ -75,10 +79,10 @@ class _RunFiles:
         self.path, self._advice = path, advice
 
     def agreement(self) -> Agreement | None:
-        return Agreement.load(self.path / "terms.json", self._advice)
+        return Agreement.load(self.path, self._advice)
 
     def save_agreement(self, agreement: Agreement) -> None:
-        agreement.save(self.path / "terms.json")
+        agreement.save(self.path)
 
     def secagg(self) -> bytes | None:
         path = self.path / "secagg.json"
@@ -116,7 +120,7 @@ class PartyStore(_RunFiles):
     """The files of one run at one party."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, _PARTY_ADVICE)
+        super().__init__(path, PARTY_ADVICE)
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(0o700)
 
@@ -136,7 +140,7 @@ class PartyStore(_RunFiles):
             write_bytes(path, fresh + hashlib.sha256(fresh).digest(), private=True)
         saved = path.read_bytes()
         if len(saved) != 16 and hashlib.sha256(saved[:16]).digest() != saved[16:]:  # 16: of an earlier version
-            raise DamagedFile(f"{str(path)!r} does not hold what was written; {_PARTY_ADVICE}")
+            raise DamagedFile(f"{str(path)!r} does not hold what was written; {PARTY_ADVICE}")
         return saved[:16]
 
     def has_secret(self) -> bool:
@@ -184,9 +188,9 @@ class PartyStore(_RunFiles):
         path = self.path / name
         if not path.is_file():
             return None
-        saved = read_checked(path, _PARTY_ADVICE, old=keys)
+        saved = read_checked(path, PARTY_ADVICE, old=keys)
         if set(saved) != set(keys):
-            raise DamagedFile(f"{str(path)!r} does not hold {', '.join(keys)}; {_PARTY_ADVICE}")
+            raise DamagedFile(f"{str(path)!r} does not hold {', '.join(keys)}; {PARTY_ADVICE}")
         return saved
 
     def _arrays(self, name: str) -> tuple[dict[str, Any], list[np.ndarray]] | None:
@@ -198,7 +202,7 @@ class PartyStore(_RunFiles):
                 meta = json.loads(str(archive["meta"]))
                 return meta, [archive[f"leaf{index}"] for index in range(meta["leaves"])]
         except Exception:  # whatever comes of damaged bytes
-            raise DamagedFile(f"{str(path)!r} is damaged; {_PARTY_ADVICE}") from None
+            raise DamagedFile(f"{str(path)!r} is damaged; {PARTY_ADVICE}") from None
 
     def _save_arrays(self, name: str, meta: dict[str, Any], leaves: list[np.ndarray]) -> None:
         arrays: dict[str, Any] = {f"leaf{index}": leaf for index, leaf in enumerate(leaves)}
@@ -275,9 +279,8 @@ class Journal(_RunFiles):
     def sign(self, identity: Identity, federation: str) -> None:
         """The server's signature of the finished run, beside it: signature.json."""
         present = [name for name in _SIGNED if (self.path / name).is_file()]
-        files = {name: hashlib.sha256((self.path / name).read_bytes()).hexdigest() for name in present}
-        content = {"federation": federation, "files": files}
-        write_checked(self.path / _SIGNATURE, {**content, "signature": identity.sign(canonical(content)).hex()})
+        files = {name: _digest((self.path / name).read_bytes()) for name in present}
+        write_checked(self.path / _SIGNATURE, identity.signed({"federation": federation, "files": files}))
 
     def verify(self, keyring: Keyring) -> dict[str, Any]:
         """What the server of this federation signed; DamagedFile where the files are not those."""
@@ -287,23 +290,111 @@ class Journal(_RunFiles):
                 f"{str(self.path)!r} has no {_SIGNATURE}: its run is not complete, or no federation's"
             )
         saved = read_checked(path, _SERVER_ADVICE)
-        content = {name: saved.get(name) for name in ("federation", "files")}
-        try:
-            signature = bytes.fromhex(saved["signature"])
-        except (KeyError, TypeError, ValueError):
-            signature = b""
-        if content["federation"] != keyring.id or not verify(keyring.server, signature, canonical(content)):
+        if saved.get("federation") != keyring.id or not is_signed(saved, keyring.server):
             raise DamagedFile(f"{str(path)!r} is not signed by the server of this federation")
         for name, digest in saved["files"].items():
             file = self.path / name
-            if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != digest:
+            if not file.is_file() or _digest(file.read_bytes()) != digest:
                 raise DamagedFile(f"{str(file)!r} is not the file that the server signed")
-        return content
+        return {name: saved[name] for name in ("federation", "files")}
 
 
-def _append(path: Path, entry: Mapping[str, Any]) -> None:
+# What a party released: a line of releases.jsonl has the digest of what was sent and of the line before, and the
+# party's signature. A line that is changed, taken out or put in breaks the chain. A line is on the disk before its
+# upload leaves. The same upload sent again is no new release; the same vector under the masks of a new attempt is
+# one.
+
+
+class ReleaseRecord:
+    """The record of one run at one party; `terms` is the digest of its agreement."""
+
+    def __init__(self, folder: Path, party: str, terms: str, identity: Identity) -> None:
+        self._path, self._party, self._terms, self._identity = folder / RELEASES, party, terms, identity
+        content = self._path.read_bytes() if self._path.is_file() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        if whole != content:  # a power failure in the middle of a line: what it speaks of did not leave
+            os.truncate(self._path, len(whole))
+        lines = whole.splitlines()
+        self._count, self._newest = len(lines), _read_line(lines[-1], self._path) if lines else {}
+        self._head = _digest(lines[-1]) if lines else ""
+
+    def append(self, round_index: int, content: bytes) -> None:
+        """Record an upload that is about to leave."""
+        sent = {"round": round_index, "bytes": len(content), "sha256": _digest(content)}
+        if sent == {name: self._newest.get(name) for name in sent}:
+            return
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        line = {"party": self._party, "terms": self._terms, "time": now, **sent, "previous": self._head}
+        text = _append(self._path, self._identity.signed(line))
+        self._count, self._newest, self._head = self._count + 1, line, _digest(text.encode())
+
+    def statement(self) -> dict[str, Any]:
+        """How many lines the record has and the digest of the last, signed."""
+        content = dict(zip(_STATED, (self._party, self._terms, self._count, self._head), strict=True))
+        return self._identity.signed(content)
+
+
+def check_record(folder: Path, keyring: Keyring) -> dict[str, Any]:
+    """What the record in a party's folder of a run amounts to, as its statement would say; DamagedFile where it is
+    not the record that the party signed."""
+    path = folder / RELEASES
+    party = terms = head = ""
+    lines = path.read_bytes().splitlines()
+    for number, text in enumerate(lines, start=1):
+        line = _read_line(text, path)
+        party, terms = party or str(line.get("party")), terms or str(line.get("terms"))
+        if (line.get("party"), line.get("terms"), line.get("previous")) != (party, terms, head):
+            raise DamagedFile(f"{str(path)!r}: line {number} does not follow the line before; {_RECORD_ADVICE}")
+        if not is_signed(line, keyring.party(party).identity):
+            raise DamagedFile(f"{str(path)!r}: line {number} is not signed by {party!r}; {_RECORD_ADVICE}")
+        head = _digest(text)
+    return dict(zip(_STATED, (party, terms, len(lines), head), strict=True))
+
+
+def check_statement(statement: Any, party: str, terms: str, keyring: Keyring) -> dict[str, Any]:
+    """A party's statement, if it made it of this agreement; else FederationError."""
+    if not isinstance(statement, dict) or set(statement) != {*_STATED, "signature"}:
+        raise FederationError("a statement of releases that cannot be read")
+    if (statement["party"], statement["terms"]) != (party, terms):
+        raise FederationError("a statement of another party's releases, or of another agreement's")
+    if not is_signed(statement, keyring.party(party).identity):
+        raise FederationError(f"a statement of releases that {party!r} did not sign")
+    return statement
+
+
+def save_statements(folder: Path, statements: Mapping[str, dict[str, Any]]) -> None:
+    write_checked(folder / _STATEMENTS, statements)
+
+
+def load_statements(folder: Path, terms: str, keyring: Keyring) -> dict[str, dict[str, Any]]:
+    """What the parties said of their records; DamagedFile where one of them did not sign that."""
+    path = folder / _STATEMENTS
+    saved = read_checked(path, "the run itself is unharmed") if path.is_file() else {}
+    try:
+        return {name: check_statement(each, name, terms, keyring) for name, each in saved.items()}
+    except FederationError as error:
+        raise DamagedFile(f"{str(path)!r} holds {error}") from None
+
+
+def _read_line(text: bytes, path: Path) -> dict[str, Any]:
+    try:
+        line = json.loads(text)
+    except ValueError:
+        line = None
+    if not isinstance(line, dict):
+        raise DamagedFile(f"{str(path)!r} has a line that cannot be read; {_RECORD_ADVICE}")
+    return line
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _append(path: Path, entry: Mapping[str, Any]) -> str:
     """Add a line of JSON, and push it to the disk."""
+    text = to_json(entry)
     with open(path, "a", encoding="utf-8") as file:
-        file.write(to_json(entry) + "\n")
+        file.write(text + "\n")
         file.flush()
         os.fsync(file.fileno())
+    return text

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from dither.accounting.ledger import Charge
-from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
+from dither.accounting.ledger.runs import EVERY_RECORD, data_id
 from dither.errors import FederationError
 from dither.experiment import counting
 from dither.experiment.build import large_delta
@@ -30,25 +30,23 @@ from dither.experiment.folder import read_checked, write_checked
 from dither.federation.agreement import (
     Agreement,
     PartyData,
+    Rows,
     Terms,
-    check_json,
-    collusion_notes,
+    held_out_rows,
     least_clients,
-    listed,
     require,
-    typed,
 )
 from dither.privacy.discrete import Words
 from dither.secagg.roster import Rules
-from dither.spec import Spec
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from dither.federation.messages import SignedMessage
+    from dither.federation.party import Party
 
+LOCAL = "local, not private: "  # how a line begins that tells the owner about records
 MODULUS_BITS = 64  # counts reach 2^31 records times 2^16 units
-_FORMAT = 1
 _ADVICE = "this party no longer knows what it answered: go on without it, or start a new run"
 
 
@@ -56,54 +54,27 @@ _ADVICE = "this party no longer knows what it answered: go on without it, or sta
 class StatisticsTerms(Terms):
     """What parties agree to have counted."""
 
-    federation: str
-    run: str
-    purpose: str
+    file = "statistics.json"
+
+    purpose: str  # type: ignore[misc]  # here it is part of the agreement
     epsilon: float
     delta: float
-    spec: Spec
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]  # records of each party that are counted
     trained: Agreement | None = None  # evaluation: what the model was trained under
 
     def to_dict(self) -> dict[str, Any]:
-        trained = None if self.trained is None else self.trained.to_dict()
-        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
-        return {"format": _FORMAT, **plain, "spec": self.spec.to_dict(), "trained": trained}
+        return {**super().to_dict(), "trained": None if self.trained is None else self.trained.to_dict()}
 
-    @classmethod
-    def from_dict(cls, received: Mapping[str, Any]) -> StatisticsTerms:
-        """Terms from JSON that anybody may have written."""
-        check_json(received)
-        require(received.get("format") == _FORMAT, f"has format {received.get('format')!r}; this reads {_FORMAT}")
-        trained, spec = received.get("trained"), received.get("spec")
-        if not isinstance(trained, dict | None) or not isinstance(spec, dict):
-            raise FederationError("the agreement cannot be read: its spec or the trained one is not a table")
-        return cls(
-            federation=typed(received, "federation", str),
-            run=typed(received, "run", str),
-            purpose=typed(received, "purpose", str),
-            epsilon=float(typed(received, "epsilon", float)),
-            delta=float(typed(received, "delta", float)),
-            spec=Spec.from_any(spec),
-            names=listed(received, "names", str),
-            sizes=listed(received, "sizes", int),
-            trained=None if trained is None else Agreement.from_dict(trained),
-        ).check()
-
-    def check(self) -> StatisticsTerms:
-        """Itself, or an error where the parts do not fit together."""
+    def check(self) -> Self:
+        super().check()
         counting.check_budget(self.epsilon, self.delta)
         require(self.purpose in PURPOSES, f"counts for {self.purpose!r}; known: {', '.join(PURPOSES)}")
-        require(
-            (self.purpose == "evaluation") == (self.trained is not None), "evaluates no model, or one too many"
-        )
-        parties = len(self.names) == len(self.sizes) == self.spec.num_clients == self.spec.cohort_size
-        require(parties and len(set(self.names)) == len(self.names), "does not ask each of its parties once")
-        require(min(self.sizes) >= 1 and max(self.sizes) < 2**31, "has a party without records, or too many")
-        plain = self.run.isascii() and self.run.isalnum() and len(self.run) <= 64
-        require(plain, f"has run {self.run[:80]!r}; use up to 64 letters and digits")
+        evaluated = (self.purpose == "evaluation") == (self.trained is not None)
+        require(evaluated, "evaluates no model, or one too many")
+        require(self.spec.num_clients == self.spec.cohort_size, "does not ask each of its parties once")
         return self
+
+    def counted(self, records: int) -> int:
+        return records if self.trained is None else len(held_out_rows(self.trained.spec, records)[1])
 
     @property
     def rules(self) -> Rules | None:
@@ -121,59 +92,38 @@ class StatisticsTerms(Terms):
         """Where a party's noise comes from."""
         return counting.noise_words(self.spec.randomness, self.spec.seed, self.purpose, client)
 
-    def describe(self, name: str) -> list[tuple[str, str]]:
-        """The terms in plain words, for the owner of one party's data."""
+    def _described(self, number: int, experiment: object) -> tuple[Rows, Rows, Rows]:
         what = {
             "schema": "what the columns hold, bounds, scales and categories, for a schema",
             "statistics": "counts, means, quantiles and categories of the columns",
             "evaluation": "how well the trained model predicts your records that training left out",
         }
-        number = self.number(name)
         counts = "counts with your noise, readable by the server"
         if self.rules is not None:
             counts = "masked counts with your noise; the server learns the sum over all parties"
-        rows = [
-            ("counted", what[self.purpose]),
-            ("your records", f"{self.sizes[number]:,}; this count is shown to everybody"),
-            ("parties", ", ".join(f"{each} ({n:,})" for each, n in zip(self.names, self.sizes, strict=True))),
-            ("what leaves", counts),
-        ]
+        leaves = [("what leaves", counts)]
         if self.lists_names:
-            rows.append(("also", "the names of your columns, and of categories that enough of your records have"))
-        safe, warning = collusion_notes(self.spec)
-        rows += [("collusion", safe)] * bool(safe) + [("WARNING", warning)] * bool(warning)
-        rows.append(("proven ε", f"at most {self.epsilon:.3g} at δ = {self.delta:g} (zero-out) against anybody"))
+            leaves.append(
+                ("also", "the names of your columns, and of categories that enough of your records have")
+            )
+        proven = f"at most {self.epsilon:.3g} at δ = {self.delta:g} (zero-out) against anybody"
         asked = self.spec.with_values({"privacy.delta": self.delta})
-        rows += [("WARNING", text) for text in large_delta(asked, self.sizes[number], federated=True)]
-        if self.spec.randomness == "seeded":
-            rows.append(("WARNING", "a test: the noise comes from a public seed and protects nothing"))
-        return [*rows, ("digest", self.digest)]
+        warnings = [("WARNING", text) for text in large_delta(asked, self.sizes[number], federated=True)]
+        return [("counted", what[self.purpose])], leaves, [("proven ε", proven), *warnings]
 
 
 class PartyStatistics:
     """One party's answers under one set of terms. What it has answered is on the disk before it is sent."""
 
-    # reason: a party's records, memory and account, and its owner's ear
-    def __init__(
-        self,
-        terms: StatisticsTerms,
-        source: PartyData,
-        ledger: Ledger,
-        folder: Path,
-        name: str,
-        say: Callable[[str], None],
-    ) -> None:
-        self.agreement, self.client, self._say = terms, terms.number(name), say
-        self._source, self._ledger, self._folder = source, ledger, folder
-        self._dataset = data_id(ledger, path=str(source.path))
+    def __init__(self, terms: StatisticsTerms, party: Party, folder: Path) -> None:
+        self.agreement, self.client, self._say = terms, terms.number(party.name), party.say
+        self._source, self._ledger, self._folder = party.source, party.ledger, folder
+        self._dataset = data_id(party.ledger, path=str(party.source.path))
         mu, slip = counting.mu_and_slip(terms.epsilon, terms.delta, lists_names=terms.lists_names)
         self._mu, self._slip, self._words = mu, slip, terms.words(self.client)
         self._columns: Columns | None = None
-        charged = {
-            entry.rounds[0]
-            for entry in ledger.history(self._dataset)
-            if entry.kind == "charge" and entry.run == self._run
-        }
+        entries = self._ledger.history(self._dataset)
+        charged = {each.rounds[0] for each in entries if each.kind == "charge" and each.run == self._run}
         if not charged <= {int(number) for number in self._answers()}:
             raise FederationError(
                 f"this party has answered questions of run {terms.run[:8]} that its folder does not remember: it "
@@ -187,9 +137,12 @@ class PartyStatistics:
     @property
     def header(self) -> list[str]:
         """The names of the columns; public."""
+        return [str(name) for name in self._whole_table().columns]
+
+    def _whole_table(self) -> pd.DataFrame:
         if self._source.table is None:
-            raise FederationError(f"{self._source.name!r} holds arrays; statistics are of tables")
-        return [str(name) for name in self._source.table.columns]
+            raise FederationError(f"{self._source.name!r} holds arrays; statistics need a table")
+        return self._source.table
 
     def answer(self, message: SignedMessage) -> tuple[list[list[str]] | None, np.ndarray]:
         """(names, none) or (None, words of the noisy counts)."""
@@ -212,8 +165,11 @@ class PartyStatistics:
             self._charge(index)
             institution = Institution(table, self._mu, self._slip, self._words)
             institution.left = left
-            counted = institution.names if question.kind == NAMES else institution.answer
-            answers[str(index)]["answer"] = saved_answer = _plain(counted(question))
+            if question.kind == NAMES:
+                saved_answer: list[Any] = institution.names(question)
+            else:
+                saved_answer = institution.answer(question).tolist()
+            answers[str(index)]["answer"] = saved_answer
             self._save(answers)
         else:
             saved_answer = saved["answer"]
@@ -228,27 +184,18 @@ class PartyStatistics:
         whole = [Charge(EVERY_RECORD, [((release,), 1)])]
         first = not self._ledger.is_registered(self._dataset, self._run)
         charges = whole if first else [Charge(EVERY_RECORD, [])]
-        self._ledger.charge(
-            self._run,
-            self._dataset,
-            charges,
-            rounds=(index, index + 1),
-            plan=lambda: whole,
-        )
+        rounds = (index, index + 1)
+        self._ledger.charge(self._run, self._dataset, charges, rounds=rounds, plan=lambda: whole)
 
     def _table(self, message: SignedMessage) -> Columns:
         """The party's table; for an evaluation what the model says of the records that training left out."""
-        if self.agreement.trained is not None:
-            if self._columns is None:
-                scored = _scored(self.agreement.trained, self._source, message)
-                told = f"on {len(scored):,} of your records that training left out, {_own(scored)}"
-                self._say(f"local, not private: {told}")
-                self._columns = Columns(scored)
-            return self._columns
-        if self._columns is None:
-            if self._source.table is None:
-                raise FederationError(f"{self._source.name!r} holds arrays; statistics are of tables")
-            self._columns = Columns(self._source.table)
+        if self._columns is None and self.agreement.trained is not None:
+            scored = _scored(self.agreement.trained, self._source, message)
+            told = f"on {len(scored):,} of your records that training left out, {_own(scored)}"
+            self._say(f"{LOCAL}{told}")
+            self._columns = Columns(scored)
+        elif self._columns is None:
+            self._columns = Columns(self._whole_table())
         return self._columns
 
     def _answers(self) -> dict[str, Any]:
@@ -260,10 +207,6 @@ class PartyStatistics:
 
     def _save(self, answers: Mapping[str, Any]) -> None:
         write_checked(self._folder / "answers.json", {"answers": dict(answers)})
-
-
-def _plain(answer: np.ndarray | list[list[str]]) -> list[Any]:
-    return answer.tolist() if isinstance(answer, np.ndarray) else answer
 
 
 def _own(scored: pd.DataFrame) -> str:

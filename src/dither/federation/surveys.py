@@ -8,6 +8,7 @@ private schema, the training and a private evaluation together, with one ε for 
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -90,49 +91,38 @@ class StatisticsCoordinator(Coordinator):
 
     def _agree_to_count(self, purpose: str, budget: tuple[float, float]) -> StatisticsTerms:
         """Terms that every party has accepted: those of the journal, or new ones."""
-        path = self.journal.path / "statistics.json"
-        if path.is_file():
-            terms = StatisticsTerms.from_dict(read_checked(path, _ADVICE))
-        else:
+        terms = StatisticsTerms.load(self.journal.path, _ADVICE)
+        if terms is None:
             terms = self._new_terms(purpose, budget)
-            write_checked(path, terms.to_dict())
-        self._hellos = {}
-        masked = terms.rules is not None
+            terms.save(self.journal.path)
 
         def take(name: str, answer: SignedMessage) -> None:
-            if answer.kind != "accepted" or answer.fields.get("digest") != terms.digest:
-                raise FederationError("it accepted another agreement")
-            if masked:
-                self._hellos[name] = answer.bytes("hello")
             if terms.lists_names:
                 self._headers[name] = [str(column) for column in answer.field("columns", list)]
-            self._event("accepted", {"party": name})
 
-        facts = {"digest": terms.digest, "parties": list(terms.names), "collusion": "", "warning": ""}
-        self._event("terms", {**facts, "upload_bytes": 8 * counting.MOST_CELLS + (1 << 16)})
-        self._everybody("statistics", terms.names, ({"terms": terms.to_dict()}, {}), take, "approve")
+        self._have_accepted("statistics", terms, take, upload_bytes=8 * counting.MOST_CELLS + (1 << 16))
         return terms
 
     def _new_terms(self, purpose: str, budget: tuple[float, float]) -> StatisticsTerms:
-        names = self.names
-        counts = [int(self.mailbox.greeted[name]["records"]) for name in names]
+        names = self.parties
         if self._trained is not None:
             names, spec = self._trained.names, self._trained.spec
-            counts = [len(held_out_rows(spec, int(self.mailbox.greeted[name]["records"]))[1]) for name in names]
         else:
             asked = self.asked_spec.with_values({"num_clients": len(names), "cohort_size": len(names)})
             spec = federated_spec(asked, len(names), "own data")
-        return StatisticsTerms(
+        epsilon, delta = map(float, budget)
+        terms = StatisticsTerms(
             federation=self.keyring.id,
             run=secrets.token_hex(8),
-            purpose=purpose,
-            epsilon=float(budget[0]),
-            delta=float(budget[1]),
             spec=spec,
-            names=tuple(names),
-            sizes=tuple(counts),
+            names=names,
+            sizes=(),
+            purpose=purpose,
+            epsilon=epsilon,
+            delta=delta,
             trained=self._trained,
-        ).check()
+        )
+        return replace(terms, sizes=tuple(map(terms.counted, self.records_of(names)))).check()
 
     # Questions
 
@@ -159,7 +149,7 @@ class StatisticsCoordinator(Coordinator):
         cells = np.array(self._once(ask), np.int64)
         return question.split(cells), counting.total_std(question, self._mu, len(self.agreement.names))
 
-    def names_of(self, question: Question) -> list[list[str]]:
+    def names(self, question: Question) -> list[list[str]]:
         def ask(index: int) -> list[list[str]]:
             answers: dict[str, list[list[str]]] = {}
 
@@ -170,7 +160,7 @@ class StatisticsCoordinator(Coordinator):
                     for names in listed
                 )
                 if not good:
-                    raise FederationError("it lists names that nobody asked for")
+                    raise FederationError("it lists names that were not asked for")
                 answers[name] = listed
 
             fields = {"run": self.agreement.run, "round": index, "question": question.to_dict()}
@@ -220,26 +210,13 @@ class StatisticsCoordinator(Coordinator):
         return RoundResult(total, set(rows), refused, 1)
 
 
-class PartyCounter:
-    """A `counting.Counter` over the parties of a federation."""
-
-    def __init__(self, asking: StatisticsCoordinator) -> None:
-        self._asking, self.records = asking, asking.records
-
-    def total(self, question: Question) -> tuple[list[np.ndarray], float]:
-        return self._asking.total(question)
-
-    def names(self, question: Question) -> list[list[str]]:
-        return self._asking.names_of(question)
-
-
 def write_statistics(coordinator: Coordinator) -> Statistics:
     """Private statistics of all columns that parties share, in statistics.json of the run folder."""
-    coordinator.gather(coordinator.names, len(coordinator.names))
+    coordinator.gather(coordinator.parties, len(coordinator.parties))
     privacy = coordinator.asked_spec.privacy
     budget = (privacy.statistics_epsilon, privacy.delta)
     asking = StatisticsCoordinator(coordinator, "statistics", budget)
-    result = Statistics(describe(PartyCounter(asking), asking.header), *budget, len(coordinator.names))
+    result = Statistics(describe(asking, asking.header), *budget, len(coordinator.parties))
     write_text(coordinator.journal.path / "statistics.json", result.to_json())
     return result
 
@@ -253,13 +230,12 @@ class FederatedProject:
             raise SpecError("privacy.project_epsilon needs data.label, the name of the label column")
 
     def _budgets(self, names: tuple[str, ...]) -> Budgets:
-        records = sum(int(self._coordinator.mailbox.greeted[name]["records"]) for name in names)
-        return Budgets.split(self._spec.privacy.project_epsilon, records)
+        return Budgets.split(self._spec.privacy.project_epsilon, sum(self._coordinator.records_of(names)))
 
     def prepare(self) -> tuple[Spec, EvaluationData]:
         """The spec of the training, and what the server knows of the data: the schema that parties made."""
         coordinator = self._coordinator
-        names = coordinator.names
+        names = coordinator.parties
         coordinator.gather(names, len(names))
         budgets = self._budgets(names)
         path = coordinator.journal.path / "schema" / "schema.toml"
@@ -267,43 +243,29 @@ class FederatedProject:
             asking = StatisticsCoordinator(coordinator, "schema", (budgets.schema, budgets.delta))
             wanted = Wanted(self._spec.data.label, self._spec.task)
             privacy = SchemaPrivacy(budgets.schema, budgets.delta, f"schema-{asking.agreement.run}")
-            drafted = estimate_schema(PartyCounter(asking), asking.header, wanted, privacy, "parties")
+            drafted = estimate_schema(asking, asking.header, wanted, privacy, "parties")
             drafted.schema.save(path)
         schema = Schema.load(path)
-        width, regression = len(schema.feature_names()), schema.label.bounds is not None
-        y = np.zeros(0, np.float32 if regression else np.int32)
-        evaluation = EvaluationData(
-            schema, schema.label.classes, (), np.zeros((0, width), np.float32), y, schema.name or "own data"
-        )
-        return self._training_spec(schema, names, budgets), evaluation
+        return self._training_spec(schema, names, budgets), EvaluationData.without_records(schema)
 
     def _training_spec(self, schema: Schema, names: tuple[str, ...], budgets: Budgets) -> Spec:
         """What Dither chooses for these parties, with as much ε as schema and evaluation leave."""
-        counts = [int(self._coordinator.mailbox.greeted[name]["records"]) for name in names]
         asked = self._spec.with_values({"data.split": "rows"})
-        sizes = tuple(len(held_out_rows(asked, count)[0]) for count in counts)
+        sizes = tuple(len(held_out_rows(asked, count)[0]) for count in self._coordinator.records_of(names))
         chosen = federated_defaults(schema, sizes, budgets.training, budgets.delta)
         options = {key: value for key, value in chosen.items() if key.startswith("method_options.")}
         asked_for = {
             key for key, value in self._spec.flat().items() if key in TUNED and value != Spec.default(key)
         }
         values = {key: value for key, value in chosen.items() if key not in options and key not in asked_for}
-        spec = asked.with_values({**values, "data.split": "rows"}).with_values(options)
+        spec = asked.with_values(values).with_values(options)
 
         def build(spec: Spec) -> Any:
-            agreement = Agreement(
-                federation="",
-                run="plan",
-                spec=federated_spec(spec, len(names), "own data"),
-                schema=schema.to_dict(),
-                classes=schema.label.classes,
-                num_features=len(schema.feature_names()),
-                image_shape=(),
-                names=names,
-                sizes=sizes,
-            )
-            empty = np.zeros((0, agreement.num_features), np.float32)
-            return agreement.experiment(empty, np.zeros(0, np.int32 if schema.label.classes else np.float32))
+            nobody = EvaluationData.without_records(schema)
+            spec = federated_spec(spec, len(names), "own data")
+            classes, width = schema.label.classes, nobody.x.shape[1]
+            agreement = Agreement("", "plan", spec, names, sizes, schema.to_dict(), classes, width, ())
+            return agreement.experiment(nobody.x, nobody.y)
 
         return calibrated(spec, build, budgets)
 
@@ -316,6 +278,6 @@ class FederatedProject:
         budget = (budgets.evaluation, budgets.delta)
         asking = StatisticsCoordinator(coordinator, "evaluation", budget, (agreement, leaves))
         schema = data.Schema.from_dict(agreement.schema or {})
-        scores = private_scores(PartyCounter(asking), agreement.classes, schema.label.bounds, *budget)
+        scores = private_scores(asking, agreement.classes, schema.label.bounds, *budget)
         write_text(coordinator.journal.path / "scores.json", scores.to_json())
         return scores

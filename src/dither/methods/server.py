@@ -27,9 +27,7 @@ _ADAM_FLOOR = 1e-3  # ε of FedAdam: coordinates that have hardly moved are not 
 
 
 def with_optimizer(prepared: Prepared, spec: Spec) -> Prepared:
-    """The method with the spec's server optimiser; itself where the server adds the change as it is."""
-    if spec.server_optimizer == "sgd" and spec.server_schedule == "constant" and not spec.server_average:
-        return prepared
+    """The method with the spec's server optimiser."""
     # Adam's steps have a length of their own; others scale the change, which some methods' servers do themselves.
     applied = "server_lr" in prepared.plan.hyper and spec.server_optimizer != "adam"
     values = {
@@ -58,7 +56,7 @@ def _rule(spec: Spec, momentum: Array) -> optax.GradientTransformation:
 
 
 def _progress(spec: Spec, done: Array) -> Array:
-    """What the step is multiplied by after that share of the rounds."""
+    """The factor of the step after this fraction of the rounds."""
     left = jnp.clip(1 - done, 0, 1)
     return {"constant": jnp.ones_like(left), "linear": left, "cosine": 0.5 * (1 - jnp.cos(jnp.pi * left))}[
         spec.server_schedule

@@ -2,7 +2,7 @@
 
 `ClientSession` (client.py) and `ServerSession` (server.py) turn messages (messages.py) into messages, without
 input or output of their own. roster.py says who belongs to a federation, under which rules, and what follows from
-one announcement; encoding.py turns floats into integers; state.py survives restarts; session.py runs a whole
+one announcement, and has what both sessions share; encoding.py turns floats into integers; session.py runs a whole
 federation in one process. docs/secagg.md has the threat model and the reasons.
 
     client                                server

@@ -12,8 +12,8 @@ A client keeps seven rules, whatever it is sent (why they suffice: docs/secagg.m
 6. No cohort without itself, with strangers, below `min_clients`, or with a threshold at which two could be opened.
 7. A share of its own seal is released only for a client that has unsealed that very attempt and signed so.
 
-`state.save_client` keeps the rules over a restart: store it before a message leaves the process. An old copy must
-never be restored: a client that forgets an upload could mask a second vector with the same stream.
+`save` keeps the rules over a restart: store it before a message leaves the process. An old copy must never be
+restored: a client that forgets an upload could mask a second vector with the same stream.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 
 from dither.errors import ProtocolAbort
 from dither.secagg import primitives, shamir
-from dither.secagg.messages import SERVER, Kind, Message, Reader, pack, parse
-from dither.secagg.primitives import AgreementKey, SigningKey
-from dither.secagg.roster import AnnouncedCohort, Roster, Rules
+from dither.secagg.messages import SERVER, Kind, Message, Reader, by_client, parse
+from dither.secagg.primitives import AgreementKey
+from dither.secagg.roster import AnnouncedCohort, Roster, Rules, Session
 
 CIPHERTEXT_BYTES = shamir.SHARE_BYTES + primitives.SEAL_OVERHEAD
 SEAL_ENTRY = 32 + CIPHERTEXT_BYTES  # of a seal, for each client: commitment and encrypted share
@@ -46,12 +47,14 @@ class _AnsweredAttempt:
     unsealed: bool = False
 
 
-class ClientSession:
+class ClientSession(Session):
     """One member of a federation.
 
     `server` is the server's Ed25519 public key, which must be known from elsewhere. So are `pins`, the Ed25519 key
     of each member by its id: a roster must show these and nobody else. None takes whom the server brings.
     """
+
+    role = "client"
 
     # reason: who one is, whom one trusts, and keys that tests and restarts bring
     def __init__(
@@ -67,16 +70,13 @@ class ClientSession:
     ) -> None:
         if not 0 <= who < SERVER:
             raise ProtocolAbort(f"client id {who} is not in 0 to {SERVER - 1}")
-        if len(federation) != 32:
-            raise ProtocolAbort(f"a federation's id has 32 bytes, not {len(federation)}")
-        self.who, self.federation, self.server, self.rules = who, federation, server, rules.check()
-        self.pins = None if pins is None else dict(pins)
-        self.signing = SigningKey(signing or primitives.fresh_key())
+        super().__init__(federation, rules, pins, signing)
+        self.who = self.number = who
+        self.server = server
         self.agreement = AgreementKey(agreement or primitives.fresh_key())
         # With a fresh nonce an old roster shows other keys than these: who enrols anew with the same keys but
         # without its state shares new seeds with everyone, and masks no second vector with a stream it has used.
         self.nonce = primitives.fresh_key()
-        self.roster: Roster | None = None
         self.enrolled = False
         self._attempt: _AnsweredAttempt | None = None
         self._seeds: dict[int, bytes] = {}
@@ -89,17 +89,16 @@ class ClientSession:
 
     def confirm(self, message: bytes) -> bytes:
         """Check the roster, and sign its digest."""
-        received = self._from_server(message, Kind.ROSTER)
-        roster = Roster.read(received)
+        roster = Roster.read(self._from_server(message, Kind.ROSTER))
         if roster.rules != self.rules:
             raise ProtocolAbort(f"the roster's rules {roster.rules} are not those agreed on, {self.rules}")
         shown = roster.member(self.who)
         if shown.keys != self._keys:
-            raise ProtocolAbort(f"the roster shows other keys for client {self.who} than its own")
+            raise ProtocolAbort(f"the roster shows keys for client {self.who} that are not its own")
         if self.pins is not None:
             for who, public in self.pins.items():
                 if roster.member(who).signing != public:
-                    raise ProtocolAbort(f"client {who} is on the roster with another key than the pinned one")
+                    raise ProtocolAbort(f"client {who} is on the roster with a key that is not the pinned one")
             others = set(roster.members) - set(self.pins)
             if others:
                 raise ProtocolAbort(f"client {min(others)} is on the roster, but not pinned")
@@ -154,24 +153,17 @@ class ClientSession:
 
     def unseal(self, message: bytes) -> bytes:
         """My shares of the committee's seals: with enough of them the server can open this attempt's sum."""
-        newest, received, reader = self._about_newest(message, Kind.UNSEAL)
-        cohort = newest.cohort
-        listed = reader.by_client(CIPHERTEXT_BYTES, "encrypted share", most=len(cohort.committee))
-        reader.done()
-        if tuple(member for member, _ in listed) != cohort.committee:
-            raise ProtocolAbort(
-                f"{received.name}: seals of {[m for m, _ in listed]}, the committee is {cohort.committee}"
-            )
-        answer = [cohort.digest, struct.pack("<I", len(listed))]
-        for member, ciphertext in listed:
+        newest, _, reader = self._about_newest(message, Kind.UNSEAL)
+        cohort, shares = newest.cohort, []
+        for member, ciphertext in reader.of_committee(cohort.committee, CIPHERTEXT_BYTES, "encrypted share"):
             try:
                 share = self._decrypt(cohort, ciphertext, member, self.who)
                 shamir.read(share)
             except ProtocolAbort:
                 share = NO_SHARE
-            answer += [struct.pack("<I", member), share]
+            shares.append((member, share))
         newest.unsealed, newest.seed = True, b""  # what is not needed any more is forgotten
-        return self._pack(Kind.SHARES, b"".join(answer), cohort)
+        return self._pack(Kind.SHARES, cohort.digest + by_client(shares), cohort)
 
     def release(self, message: bytes) -> bytes:
         """Shares of my own seal for those who could not use what I sent them: the server can then check them."""
@@ -188,11 +180,9 @@ class ClientSession:
             shares.verify(self._enrolled_roster().member(shares.sender).signing)
             at = 32 + SEAL_ENTRY * cohort.number(shares.sender)
             ciphertext = newest.seal[at - CIPHERTEXT_BYTES : at]
-            answer.append(
-                struct.pack("<I", shares.sender) + self._decrypt(cohort, ciphertext, self.who, shares.sender)
-            )
+            answer.append((shares.sender, self._decrypt(cohort, ciphertext, self.who, shares.sender)))
         reader.done()
-        return self._pack(Kind.RELEASE, cohort.digest + struct.pack("<I", len(answer)) + b"".join(answer), cohort)
+        return self._pack(Kind.RELEASE, cohort.digest + by_client(answer), cohort)
 
     # Inside
 
@@ -298,9 +288,24 @@ class ClientSession:
         received.verify(self.server)
         return received
 
-    def _pack(self, kind: Kind, payload: bytes, cohort: AnnouncedCohort | None = None) -> bytes:
-        place = {} if cohort is None else {"round_index": cohort.round_index, "attempt": cohort.attempt}
-        return pack(kind, self.federation, self.who, payload, self.signing.sign, **place)
+    def _own_state(self) -> dict[str, Any]:
+        attempt: dict[str, Any] | None = None
+        if self._attempt is not None:
+            attempt = {**vars(self._attempt), **self._attempt.cohort.to_dict()}
+            del attempt["cohort"]
+        keys = {"signing": self.signing.private, "agreement": self.agreement.private, "nonce": self.nonce}
+        return {"who": self.who, "server": self.server, "enrolled": self.enrolled, "attempt": attempt, **keys}
+
+    @classmethod
+    def _from_state(cls, state: Mapping[str, Any], **shared: Any) -> Self:
+        server, agreement, nonce = (bytes.fromhex(state[key]) for key in ("server", "agreement", "nonce"))
+        session = cls(int(state["who"]), server=server, agreement=agreement, **shared)
+        session.nonce, session.enrolled = nonce, bool(state["enrolled"])
+        return session
+
+    def _take_up(self, cohort: AnnouncedCohort, saved: Mapping[str, Any]) -> None:
+        plaintext, seed, seal = (bytes.fromhex(saved[key]) for key in ("plaintext", "seed", "seal"))
+        self._attempt = _AnsweredAttempt(cohort, plaintext, seed, seal, bool(saved["unsealed"]))
 
 
 def _place(cohort: AnnouncedCohort) -> str:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from dither.errors import ProtocolAbort
@@ -189,9 +189,23 @@ class Reader:
         count = self.number(4, f"the number of {what}s", most=most)
         return [(self.number(4, "an id", most=SERVER - 1), self.take(size, f"a {what}")) for _ in range(count)]
 
+    def of_committee(self, committee: tuple[int, ...], size: int, what: str) -> list[tuple[int, bytes]]:
+        """The last of the payload: an entry for each member of the committee, in its order."""
+        listed = self.by_client(size, what, most=len(committee))
+        self.done()
+        if tuple(member for member, _ in listed) != committee:
+            raise ProtocolAbort(f"{self._name}: seals of {[m for m, _ in listed]}, the committee is {committee}")
+        return listed
+
     def done(self) -> None:
         if len(self._rest):
             raise ProtocolAbort(f"{self._name}: oversized, {len(self._rest)} bytes too many")
+
+
+def by_client(entries: Iterable[tuple[int, bytes]]) -> bytes:
+    """A list as `Reader.by_client` reads it."""
+    listed = [struct.pack("<I", who) + body for who, body in entries]
+    return struct.pack("<I", len(listed)) + b"".join(listed)
 
 
 def round_bytes(

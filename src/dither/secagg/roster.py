@@ -1,4 +1,5 @@
-"""Who belongs to a federation, with which keys and under which rules, agreed once; and who is in one sum.
+"""Who belongs to a federation, with which keys and under which rules, agreed once; who is in one sum; and what
+both sides of the protocol have in common (`Session`).
 
 The roster quotes every member's hello, signature included, so that a server cannot put its own X25519 key beside
 someone's signing key. Its digest enters every pair's seed: two clients that were shown different rosters share
@@ -8,12 +9,13 @@ nothing, even if both had confirmed.
 from __future__ import annotations
 
 import functools
+import json
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
-from dither.errors import ProtocolAbort, SpecError
+from dither.errors import ConfigError, ProtocolAbort, SpecError
 from dither.secagg import graph, primitives
 from dither.secagg.encoding import check_modulus
 from dither.secagg.messages import (
@@ -25,11 +27,13 @@ from dither.secagg.messages import (
     Kind,
     Message,
     Reader,
+    pack,
     rebuild,
 )
 
 _RULES = struct.Struct("<BIIII")
 _COHORT = struct.Struct("<32sIQI")
+_STATE_VERSION = 1
 
 
 class Rules(NamedTuple):
@@ -224,6 +228,18 @@ class AnnouncedCohort:
             raise ProtocolAbort(f"vectors of {self.dimension} words; 1 to {MAX_DIMENSION} are possible")
         return self
 
+    def to_dict(self) -> dict[str, Any]:
+        """All but the roster, as a session saves it."""
+        place = {"round": self.round_index, "number": self.attempt}
+        return {**place, "threshold": self.threshold, "dimension": self.dimension, "ids": self.ids}
+
+    @classmethod
+    def from_dict(cls, roster: Roster, saved: Mapping[str, Any]) -> AnnouncedCohort:
+        keys = ("round", "number", "threshold", "dimension")
+        round_index, attempt, threshold, dimension = (int(saved[key]) for key in keys)
+        ids = tuple(int(who) for who in saved["ids"])
+        return cls(roster, round_index, attempt, threshold, dimension, ids).check()
+
     def pack(self) -> bytes:
         fields = _COHORT.pack(self.roster.digest, self.threshold, self.dimension, len(self.ids))
         return fields + struct.pack(f"<{len(self.ids)}I", *self.ids)
@@ -297,3 +313,96 @@ class AnnouncedCohort:
         return primitives.digest(
             b"dither secagg commitment, version 1\n", self.digest, struct.pack("<II", member, number), secret
         )
+
+
+class Session:
+    """What a client and the server have in common: their federation, its rules, a signing key and a roster; and a
+    state that survives a restart.
+
+    A client's state holds its private keys and, while a round is open, the seed of its seal: whoever reads it
+    reads what the client masks. Keep it as you would keep a TLS key. Store the newest state before a message
+    leaves the process, and never restore an older one: the rules that protect a client are only as old as its
+    state. A server's state holds public keys alone, because run folders are passed on.
+    """
+
+    role: ClassVar[str]
+    number: int  # as the sender of messages
+
+    def __init__(
+        self, federation: bytes, rules: Rules, pins: Mapping[int, bytes] | None, signing: bytes | None
+    ) -> None:
+        if len(federation) != 32:
+            raise ProtocolAbort(f"a federation's id has 32 bytes, not {len(federation)}")
+        self.federation, self.rules = federation, rules.check()
+        self.pins = None if pins is None else dict(pins)
+        self.signing = primitives.SigningKey(signing or primitives.fresh_key())
+        self.roster: Roster | None = None
+
+    def save(self) -> bytes:
+        """All that `load` needs, with a checksum."""
+        state = {
+            "dither-secagg": self.role,
+            "version": _STATE_VERSION,
+            "federation": self.federation,
+            "rules": self.rules,
+            "pins": self.pins,
+            "roster": self.roster and self.roster.pack(),
+            **self._own_state(),
+        }
+        body = json.dumps(_as_json(state)).encode()
+        return body + b"\n" + primitives.digest(body).hex().encode()
+
+    @classmethod
+    def load(cls, data: bytes, signing: bytes | None = None) -> Self:
+        """The session as it was when `save` was called. A server's private key is not saved: it is `signing`."""
+        try:
+            body, _, checksum = data.partition(b"\n")  # without one in a state of an earlier version
+            if checksum and primitives.digest(body).hex().encode() != checksum:
+                raise ProtocolAbort(f"the saved state of the {cls.role} (secagg.json) is damaged: start a new run")
+            state = json.loads(body)
+            if not isinstance(state, dict) or state.get("dither-secagg") != cls.role:
+                raise ProtocolAbort(f"this is not the saved state of a {cls.role}")
+            if state.get("version") != _STATE_VERSION:
+                raise ProtocolAbort(f"state of version {state.get('version')!r}, this is version {_STATE_VERSION}")
+            pins = state["pins"]
+            session = cls._from_state(
+                state,
+                federation=bytes.fromhex(state["federation"]),
+                rules=Rules(*state["rules"]),
+                pins=None if pins is None else {int(who): bytes.fromhex(key) for who, key in pins.items()},
+                signing=signing or bytes.fromhex(state["signing"]),
+            )
+            if (roster := state["roster"]) is not None:
+                session.roster = _read(session.federation, bytes.fromhex(roster))
+            if (attempt := state["attempt"]) is not None and session.roster is not None:
+                session._take_up(AnnouncedCohort.from_dict(session.roster, attempt), attempt)
+            return session
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ProtocolAbort(f"the saved state of the {cls.role} is damaged: {error}") from error
+
+    def _own_state(self) -> dict[str, Any]:
+        """What is saved of this side alone, its newest attempt among it."""
+        raise NotImplementedError
+
+    @classmethod
+    def _from_state(cls, state: Mapping[str, Any], **shared: Any) -> Self:
+        raise NotImplementedError
+
+    def _take_up(self, cohort: AnnouncedCohort, saved: Mapping[str, Any]) -> None:
+        """Go on with the newest attempt."""
+        raise NotImplementedError
+
+    def _pack(self, kind: Kind, payload: bytes, cohort: AnnouncedCohort | None = None) -> bytes:
+        place = {} if cohort is None else {"round_index": cohort.round_index, "attempt": cohort.attempt}
+        return pack(kind, self.federation, self.number, payload, self.signing.sign, **place)
+
+
+def _as_json(value: Any) -> Any:
+    """Bytes as hexadecimal digits, whole numbers as keys as text."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(each) for key, each in value.items()}
+    return [_as_json(each) for each in value] if isinstance(value, tuple | list) else value

@@ -1,7 +1,9 @@
 """The server's side of secure aggregation: bytes in, bytes out; no sockets, no clocks, no threads.
 
 The caller decides when to stop waiting. A refused message changes nothing: whoever sent it may send the right one.
-Uploads are added as they arrive, so the server holds one vector however many the clients.
+Uploads are added as they arrive, so the server holds one vector however many the clients. `save` keeps where the
+open round stands, but no uploads: after a restart an attempt that was collecting begins anew (send
+`announcement()` again; clients answer with the same bytes), one that was being opened is over.
 """
 
 from __future__ import annotations
@@ -10,15 +12,15 @@ import struct
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any, Self
 
 import numpy as np
 
 from dither.errors import ProtocolAbort
 from dither.secagg import primitives, shamir
 from dither.secagg.client import CIPHERTEXT_BYTES, SEAL_ENTRY
-from dither.secagg.messages import SERVER, Kind, Message, Reader, pack, parse
-from dither.secagg.primitives import SigningKey
-from dither.secagg.roster import AnnouncedCohort, Member, Roster, Rules
+from dither.secagg.messages import SERVER, Kind, Message, Reader, by_client, parse
+from dither.secagg.roster import AnnouncedCohort, Member, Roster, Rules, Session
 
 
 @dataclass
@@ -50,8 +52,10 @@ class _OpenAttempt:
         return cls(cohort, np.zeros(cohort.dimension, np.dtype(f"<u{cohort.roster.rules.word_bytes}")), over=over)
 
 
-class ServerSession:
+class ServerSession(Session):
     """The coordinator of a federation. `pins` (id to Ed25519 public key) is whom it enrols; None: anyone."""
+
+    role, number = "server", SERVER
 
     def __init__(
         self,
@@ -61,9 +65,7 @@ class ServerSession:
         pins: Mapping[int, bytes] | None = None,
         signing: bytes | None = None,
     ) -> None:
-        self.federation, self.rules, self.pins = federation, rules.check(), pins
-        self.signing = SigningKey(signing or primitives.fresh_key())
-        self.roster: Roster | None = None
+        super().__init__(federation, rules, pins, signing)
         self._members: dict[int, Member] = {}
         self._confirmations: dict[int, bytes] = {}
         self._attempt: _OpenAttempt | None = None
@@ -77,7 +79,7 @@ class ServerSession:
             raise ProtocolAbort(f"{received.name}: the roster is closed")
         member = Member.from_hello(received)
         if self.pins is not None and self.pins.get(member.id) != member.signing:
-            raise ProtocolAbort(f"client {member.id} says hello with another key than the pinned one")
+            raise ProtocolAbort(f"client {member.id} says hello with a key that is not the pinned one")
         if self._members.get(member.id, member) != member:
             raise ProtocolAbort(f"client {member.id} is enrolled with other keys")
         for other in self._members.values():
@@ -85,16 +87,6 @@ class ServerSession:
                 raise ProtocolAbort(f"client {member.id} says hello with a key of client {other.id}")
         self._members[member.id] = member
         return member.id
-
-    def listed(self) -> list[Member]:
-        """Who has said hello."""
-        return list(self._members.values())
-
-    def enrol(self, members: Iterable[Member]) -> None:
-        """Take back what `listed` gave, each member checked again."""
-        for member in members:
-            member.check(self.federation)
-            self._members[member.id] = member
 
     def make_roster(self) -> bytes:
         """Close the roster; the message that shows it to every client."""
@@ -218,10 +210,8 @@ class ServerSession:
         open_.unsealing = True
         requests = {}
         for who in cohort.ids:
-            parts = [cohort.digest, struct.pack("<I", len(cohort.committee))]
-            for member in cohort.committee:
-                parts += [struct.pack("<I", member), open_.seals[member].ciphertexts[who]]
-            requests[who] = self._pack(Kind.UNSEAL, b"".join(parts), cohort)
+            shares = by_client((member, open_.seals[member].ciphertexts[who]) for member in cohort.committee)
+            requests[who] = self._pack(Kind.UNSEAL, cohort.digest + shares, cohort)
         return requests
 
     def shares(self, message: bytes) -> None:
@@ -234,13 +224,7 @@ class ServerSession:
             raise ProtocolAbort(f"replay: {received.name} is already in")
         reader = Reader(received)
         reader.expect_digest(cohort.digest, "cohort")
-        listed = reader.by_client(shamir.SHARE_BYTES, "share", most=len(cohort.committee))
-        reader.done()
-        if tuple(member for member, _ in listed) != cohort.committee:
-            raise ProtocolAbort(
-                f"{received.name}: seals of {[m for m, _ in listed]}, the committee is {cohort.committee}"
-            )
-        for member, share in listed:
+        for member, share in reader.of_committee(cohort.committee, shamir.SHARE_BYTES, "share"):
             self._keep_share(open_, member, who, share)
         open_.answers[who] = message
 
@@ -291,9 +275,9 @@ class ServerSession:
             without = len(open_.answers.keys() - seal.shares)
             if len(seal.shares) >= open_.cohort.threshold:
                 if not self._seed(open_, maker):
-                    liars[maker] = "it committed to another seal than the one it shared"
+                    liars[maker] = "it committed to a seal that is not the one it shared"
             elif without and (seal.released or without > self.rules.colluders):
-                liars[maker] = f"it made a seal that cannot be opened: {without} shares are no use"
+                liars[maker] = f"it made a seal that cannot be opened: {without} of its shares are useless"
         return liars
 
     def open(self) -> np.ndarray:
@@ -356,9 +340,26 @@ class ServerSession:
         received.verify(member.signing)
         return received, open_
 
-    def _pack(self, kind: Kind, payload: bytes, cohort: AnnouncedCohort | None = None) -> bytes:
-        place = {} if cohort is None else {"round_index": cohort.round_index, "attempt": cohort.attempt}
-        return pack(kind, self.federation, SERVER, payload, self.signing.sign, **place)
+    def _own_state(self) -> dict[str, Any]:
+        newest = self._attempt
+        return {
+            "members": list(self._members.values()),
+            "confirmations": self._confirmations,
+            "attempt": newest and {**newest.cohort.to_dict(), "over": newest.unsealing or newest.over},
+        }
+
+    @classmethod
+    def _from_state(cls, state: Mapping[str, Any], **shared: Any) -> Self:
+        session = cls(**shared)
+        for who, *keys in state["members"]:
+            member = Member(int(who), *map(bytes.fromhex, keys))
+            member.check(session.federation)
+            session._members[member.id] = member
+        session._confirmations = {int(who): bytes.fromhex(saved) for who, saved in state["confirmations"].items()}
+        return session
+
+    def _take_up(self, cohort: AnnouncedCohort, saved: Mapping[str, Any]) -> None:
+        self._attempt = _OpenAttempt.empty(cohort, over=bool(saved["over"]))
 
 
 def _some(ids: Iterable[int]) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import operator
 import re
 import tomllib
 import types
@@ -32,6 +33,9 @@ __all__ = ["METHODS", "Spec"]
 _MODEL_FILE = re.compile(r"(?P<file>.+\.py(#[0-9a-f]{64})?):(?P<factory>[A-Za-z_]\w*)")
 IN_MEMORY = "(in memory)"  # data.path of records that were given in Python
 _BETWEEN_FILES = "\n"  # of data.path, where it lists several
+
+
+_LIMITS = {"above": operator.gt, "at_least": operator.ge, "below": operator.lt, "at_most": operator.le}
 
 
 class Option(NamedTuple):
@@ -57,14 +61,10 @@ class Option(NamedTuple):
             raise SpecError(f"{name}={value!r} is not one of {', '.join(map(repr, self.choices))}")
         if isinstance(value, float) and math.isnan(value):
             raise SpecError(f"{name}={value} is not a number")
-        if self.above is not None and not value > self.above:
-            raise SpecError(f"{name}={value} must be above {self.above}")
-        if self.at_least is not None and not value >= self.at_least:
-            raise SpecError(f"{name}={value} must be at least {self.at_least}")
-        if self.below is not None and not value < self.below:
-            raise SpecError(f"{name}={value} must be below {self.below}")
-        if self.at_most is not None and not value <= self.at_most:
-            raise SpecError(f"{name}={value} must be at most {self.at_most}")
+        for limit, holds in _LIMITS.items():
+            bound = getattr(self, limit)
+            if bound is not None and not holds(value, bound):
+                raise SpecError(f"{name}={value} must be {limit.replace('_', ' ')} {bound}")
 
 
 class Declaration(NamedTuple):
@@ -320,9 +320,7 @@ class Spec:
     local_steps: int = _key(1, "gradient steps of a client in a round", at_least=1)
     batch_size: int = _key(1, "records in a step", at_least=1)
     batch_sampling: str = _key(
-        "fixed",
-        "how a batch is drawn",
-        ("fixed", "disjoint", "shuffled", "poisson", "poisson-full", "full"),
+        "fixed", "how a batch is drawn", ("fixed", "disjoint", "shuffled", "poisson", "poisson-full", "full")
     )
     sampling_rate: float = _key(
         0.0,
@@ -698,30 +696,7 @@ def _check_together(spec: Spec) -> None:
             f"{spec.data.partition!r}"
         )
     _check_task(spec)
-    table = Path(spec.data.path).suffix.lower() in (".csv", ".tsv", ".parquet")
-    if table and not (spec.data.label or spec.data.schema):
-        raise SpecError(f"data.path={spec.data.path!r} needs data.label, the name of the label column")
-    if not spec.data.path and not spec.data.name:
-        raise SpecError("give data.name (dither data list) or data.path")
-    if spec.data.public and not spec.data.path:
-        raise SpecError("data.public is for your own records (data.path); those of the catalogue are public")
-    if spec.data.test_path and spec.data.split != "given":
-        raise SpecError(
-            f"data.test_path with data.split={spec.data.split!r} would train on the test file; leave one out"
-        )
-    dealt_by_rows = spec.data.partition in ("iid", "files", "column") and spec.data.part == "all"
-    if spec.data.split == "rows" and not dealt_by_rows:
-        raise SpecError(
-            "data.split='rows' holds out rows of your own tables (data.path) by their numbers: it goes with "
-            "data.partition 'iid', 'files' or 'column', without data.part"
-        )
-    if spec.data.transform != "none" and spec.privacy.project_epsilon:
-        raise SpecError(
-            f"data.transform={spec.data.transform!r} does not go with privacy.project_epsilon, which chooses the "
-            "model from the schema; leave one of the two out"
-        )
-    if spec.data.part != "all" and spec.data.public_fraction == 0:
-        raise SpecError(f"data.part={spec.data.part!r} needs data.public_fraction, the share declared public")
+    _check_data(spec)
     clips = {f"method_options.{key}": spec.method_options.get(key, 0) for key in ("update_clip", "param_clip")}
     for name, value in {"privacy.clip_norm": spec.privacy.clip_norm, **clips}.items():
         if 0 < value < _LEAST_CLIP:
@@ -751,6 +726,33 @@ def _check_together(spec: Spec) -> None:
         )
     if spec.secagg.noise == "discrete" and spec.aggregation == "off":
         raise SpecError("secagg.noise='discrete' is noise on integers; set secagg.mode to 'ideal' or 'real'")
+
+
+def _check_data(spec: Spec) -> None:
+    table = Path(spec.data.path).suffix.lower() in (".csv", ".tsv", ".parquet")
+    if table and not (spec.data.label or spec.data.schema):
+        raise SpecError(f"data.path={spec.data.path!r} needs data.label, the name of the label column")
+    if not spec.data.path and not spec.data.name:
+        raise SpecError("give data.name (dither data list) or data.path")
+    if spec.data.public and not spec.data.path:
+        raise SpecError("data.public is for your own records (data.path); those of the catalogue are public")
+    if spec.data.test_path and spec.data.split != "given":
+        raise SpecError(
+            f"data.test_path with data.split={spec.data.split!r} would train on the test file; leave one out"
+        )
+    dealt_by_rows = spec.data.partition in ("iid", "files", "column") and spec.data.part == "all"
+    if spec.data.split == "rows" and not dealt_by_rows:
+        raise SpecError(
+            "data.split='rows' holds out rows of your own tables (data.path) by their numbers: it goes with "
+            "data.partition 'iid', 'files' or 'column', without data.part"
+        )
+    if spec.data.transform != "none" and spec.privacy.project_epsilon:
+        raise SpecError(
+            f"data.transform={spec.data.transform!r} does not go with privacy.project_epsilon, which chooses the "
+            "model from the schema; leave one of the two out"
+        )
+    if spec.data.part != "all" and spec.data.public_fraction == 0:
+        raise SpecError(f"data.part={spec.data.part!r} needs data.public_fraction, the share declared public")
     if spec.data.partition == "column" and not spec.data.column and (table or not spec.data.path):
         raise SpecError("data.partition='column' needs data.column, the column that names the client")
 

@@ -43,15 +43,14 @@ def safe_spec(text: str, where: str, own_data: bool = False) -> Spec:
         plain = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise PageRefusal(f"spec.toml is not valid TOML: {error}") from error
-    if str(plain.get("method")) not in METHODS:
-        raise PageRefusal(
-            "the page does not execute a method from a Python file; `dither account` with this folder prints its ε"
-        )
     model = plain.get("model", {})
-    if not isinstance(model, dict) or str(model.get("name", MODELS[0])) not in MODELS:
-        raise PageRefusal(
-            "the page does not execute a model from a Python file; `dither account` with this folder prints its ε"
-        )
+    ours = {
+        "method": str(plain.get("method")) in METHODS,
+        "model": isinstance(model, dict) and str(model.get("name", MODELS[0])) in MODELS,
+    }
+    for what in (name for name, known in ours.items() if not known):
+        instead = "`dither account` with this folder prints its ε"
+        raise PageRefusal(f"the page does not execute a {what} from a Python file; {instead}")
     source = plain.get("data", {})
     names_a_file = not isinstance(source, dict) or any(source.get(key) for key in ("path", "test_path", "schema"))
     names_a_file = names_a_file or bool(model.get("weights"))
@@ -220,11 +219,9 @@ def _candidate(experiment: Experiment, rounds: int) -> Candidate:
         point=point,
         spec=spec,
         noise_std=first_noise(experiment.prepared, experiment),
-        printed_noise_std=math.nan,
         claimed=claim_after(experiment, rounds),
         uploads=rounds * spec.cohort_size / len(experiment.partition.size),
         num_params=experiment.num_params,
-        signal_to_noise=math.nan,
     )
 
 

@@ -370,9 +370,7 @@ def _candidate(request: PlanRequest, noise: RequiredNoise) -> Candidate:
         point=point | {"client_lr": spec.client_lr},
         spec=spec,
         noise_std=noise.noise_std,
-        printed_noise_std=math.nan,
         claimed=prepared.reclaim(hyper) if prepared.reclaim else prepared.claim,
         uploads=request.rounds * request.share,
         num_params=request.features + 1,
-        signal_to_noise=math.nan,
     )

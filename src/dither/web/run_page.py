@@ -76,18 +76,8 @@ def details(folder: SafeFolder, row: Row) -> dict[str, Any]:
 def _outcome(report: Report | None, cohort: float | None) -> dict[str, Any]:
     """What is known of a run when it has ended."""
     if report is None:
-        return {
-            "claimed": None,
-            "proven": [],
-            "why": "",
-            "errata": {},
-            "notes": [],
-            "advice": [],
-            "scores": None,
-            "references": [],
-            "traffic": None,
-            "bytes": None,
-        }
+        empty = {"proven": [], "why": "", "errata": {}, "notes": [], "advice": [], "references": []}
+        return empty | dict.fromkeys(("claimed", "scores", "traffic", "bytes"))
     proven = [_proven_row(each, report.epsilon) for each in report.epsilon.table]
     traffic = report.traffic
     return {
@@ -206,17 +196,15 @@ def _overview(spec: dict[str, Any], report: Report | None) -> list[tuple[str, st
     ]
     if report is not None:
         rounds = report.participation
-        without = report.test_accuracy_without_noise if report.classes else report.test_r2_without_noise
+        without = report.score_without_noise
         lines += [
             ("parameters", report.num_params),
             ("randomness", report.randomness),
             ("rounds per client", f"{rounds.min} to {rounds.max}"),
-            *(
-                []
-                if without is None
-                else [(f"{'accuracy' if report.classes else 'R²'} without noise (not private)", f"{without:.4f}")]
-            ),
         ]
+        if without is not None:
+            score = "accuracy" if report.classes else "R²"
+            lines.append((f"{score} without noise (not private)", f"{without:.4f}"))
     return [(name, text_of(value)) for name, value in lines]
 
 

@@ -98,7 +98,7 @@ PHASES = {
         "before",
         lambda s, kind, *_: -1 if kind == "confirmed" else None,
     ),
-    "server: announce": ("dither.federation.mailbox", "Mailbox.ask", "before", _of_kind("round")),
+    "server: announce": ("dither.federation.messages", "Mailbox.ask", "before", _of_kind("round")),
     "server: collecting": (
         _SESSION,
         "ServerSession.upload",
@@ -171,7 +171,7 @@ def _taps(folder):
             httpx.AsyncClient.stream = stream
 
     return [
-        ("dither.federation.flower.gate", "Gate.__enter__", "before", passed_on),
+        ("dither.federation.flower.superlink", "Gate.__enter__", "before", passed_on),
         (
             "dither.federation.flower.apps",
             "GridTransport.pull",

@@ -10,10 +10,10 @@ from dither import data
 from dither.cli import plans
 from dither.errors import SpecError
 from dither.experiment import build
-from dither.experiment.partial import Unfinished
+from dither.experiment.folder import Unfinished
 from dither.experiment.plan import Infeasible, Trial, estimate, records
+from dither.experiment.plan.candidates import FIRST_SEED, Trainer
 from dither.experiment.plan.planner import draw_plan
-from dither.experiment.plan.search import FIRST_SEED, Trainer
 from dither.spec import Spec
 
 # A loss for which Theorem 2 of CPFed says something: strongly convex, far from its minimum.
@@ -114,7 +114,7 @@ def test_the_tables_say_what_was_chosen_and_why(measured, by_theory, capsys, mon
     plans.print_plan(measured)
     shown = capsys.readouterr().out
     for words in (
-        "by empirical",
+        "measured on the proxy",
         "the bound is vacuous",
         "claimed ε",
         "proven ε",
@@ -125,9 +125,9 @@ def test_the_tables_say_what_was_chosen_and_why(measured, by_theory, capsys, mon
         assert words in shown
     plans.print_plan(by_theory)
     shown = capsys.readouterr().out
-    for words in ("by theory", "optimisation", "privacy noise", "smoothness", "given", "its neighbours", "share"):
+    for words in ("theorem", "optimisation", "privacy noise", "smoothness", "given", "its neighbours", "share"):
         assert words in shown
-    report = plans.report(by_theory)
+    report = by_theory.to_dict()
     assert sum(report["terms"].values()) == pytest.approx(by_theory.score)
     assert float(report["neighbours"][0]["bound"]) == pytest.approx(by_theory.score, rel=1e-3)
     assert len(report["neighbours"]) > 2

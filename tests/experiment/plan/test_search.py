@@ -5,8 +5,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from dither.experiment.partial import Unfinished
-from dither.experiment.plan import records, search
+from dither.experiment.folder import Unfinished
+from dither.experiment.plan import candidates as search
+from dither.experiment.plan import records
 from dither.experiment.sweep import batches
 from dither.simulation import engine
 from dither.spec import Spec

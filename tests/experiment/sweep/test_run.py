@@ -11,7 +11,7 @@ from dither.accounting import accountant
 from dither.accounting.ledger.runs import Budget, Ledger
 from dither.errors import BudgetExhausted, RunExists, SpecError
 from dither.experiment import build, sweep
-from dither.experiment.defaults import choose
+from dither.experiment.build import choose
 from dither.experiment.plan.records import synthetic_data
 from dither.experiment.sweep import batches
 from dither.experiment.sweep.run import differing, product

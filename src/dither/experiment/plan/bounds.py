@@ -31,8 +31,9 @@ from jax.flatten_util import ravel_pytree
 from dither import models
 from dither.data import Dataset
 from dither.errors import SpecError, did_you_mean
-from dither.experiment.plan.candidates import Candidate
-from dither.experiment.plan.records import PlanningData, deal
+from dither.experiment.build import partition_of
+from dither.experiment.plan.candidates import Candidate, proxy_spec
+from dither.experiment.plan.records import PlanningData
 from dither.methods import Condition, concentrated, cpfed, dp_scaffold, nbafl, secure_fedavg
 from dither.spec import Spec
 
@@ -161,7 +162,7 @@ def estimate(spec: Spec, planning: PlanningData, *, seed: int = 0) -> ProblemCon
 
 def _client_records(spec: Spec, dataset: Dataset, seed: int) -> tuple[Any, Any]:
     """Records of up to `_MOST_CLIENTS` clients, cut to one size: `[clients, records, features]`."""
-    partition = deal(spec, dataset, seed)
+    partition = partition_of(proxy_spec(spec), dataset, seed)
     count = min(_MOST_CLIENTS, len(partition.size))
     size = max(1, min(int(partition.size[:count].min()), _MOST_RECORDS // count))
     rows = np.stack([partition.order[start : start + size] for start in partition.start[:count]])
@@ -383,7 +384,7 @@ def _averaged(candidates: Sequence[Candidate], c: ProblemConstants, rates: np.nd
 def _cpfed(base: Spec, candidates: Sequence[Candidate], c: ProblemConstants, smallest: int) -> BoundGrid:
     tau = _column(candidates, "local_steps")
     rates = _RATES[:, None] * cpfed.max_client_lr(smoothness=c.smoothness, local_steps=tau)
-    training = cpfed.CpfedTraining(
+    training = cpfed.AveragingTraining(
         **_averaged(candidates, c, rates),
         # Stated for batches of one: β is the variance of the gradient that is used, here a mean of B.
         gradient_variance=c.gradient_variance / _column(candidates, "batch_size"),
@@ -397,7 +398,7 @@ def _concentrated(base: Spec, candidates: Sequence[Candidate], c: ProblemConstan
     tau = _column(candidates, "local_steps")
     largest = concentrated.max_client_lr(smoothness=c.smoothness, local_steps=tau, corrected=True)
     rates = _RATES[:, None] * largest
-    training = concentrated.ConcentratedTraining(
+    training = cpfed.AveragingTraining(
         **_averaged(candidates, c, rates),
         gradient_variance=c.gradient_variance,
         batch_size=_column(candidates, "batch_size"),

@@ -12,36 +12,21 @@ from typing import Any
 from dither.data import Dataset
 from dither.errors import SpecError
 from dither.experiment import plots
-from dither.experiment.partial import Unfinished
+from dither.experiment.folder import Unfinished
 from dither.experiment.plan import bounds as theory
+from dither.experiment.plan import candidates as space
 from dither.experiment.plan.bounds import BoundGrid, ProblemConstants
-from dither.experiment.plan.candidates import (
-    INTEGER_KEYS,
-    LABELS,
-    Candidate,
-    Infeasible,
-    Point,
-    affordable,
-    candidate,
-    clip_key,
-    completed,
-    neighbours,
-    pareto_front,
-    points,
-    proven_epsilon,
-    proxy_spec,
-    search_space,
-)
+from dither.experiment.plan.candidates import Candidate, Infeasible, Point, Search, Trainer, Trial
 from dither.experiment.plan.records import (
     PlanningData,
     base_spec,
     counts_only,
     digest,
+    planned_gaps,
     planning_data,
     smallest_client,
 )
-from dither.experiment.plan.search import Search, Trainer, Trial, search
-from dither.experiment.report import ADVERSARIES, Overview, claim_text, epsilon_text
+from dither.experiment.report import ADVERSARIES, Overview, bytes_text, claim_text, epsilon_text
 from dither.experiment.sweep.batches import train_specs
 from dither.methods import Condition
 from dither.spec import Spec
@@ -77,30 +62,113 @@ class Plan(Overview):
         return self.search.best.mean_accuracy if self.search else math.nan
 
     def title(self) -> str:
-        return f"plan for {self.spec.method}, by {self.mode}"
+        how = "by its theorem" if self.mode == "theory" else "measured on the proxy"
+        return f"Plan for {self.spec.method}, {how}"
 
     def overview(self) -> list[tuple[str, str]]:
-        """The choice, its score and its ε."""
-        privacy, value = self.spec.privacy, epsilon_text(self.proven_epsilon)
+        """The choice, its score, its ε, and what it was planned on."""
+        chosen, claim, privacy = self.candidate, self.candidate.claimed, self.spec.privacy
+        lines = [(label, text) for label, text in chosen.labelled().items() if label != "per client"]
+        further = ("lr_decay", "method_options.proximal")
+        lines += [(key, f"{chosen.point[key]:.4g}") for key in further if key in chosen.point]
+        if self.mode == "theory" and self.bounds is not None:
+            gap = f"initial gap {self.bounds.trivial:.4g}"
+            lines.append(("bound", f"{self.score:.4g} ({self.bounds.source}); {gap}"))
+        elif self.search is not None:
+            best = self.search.best
+            measured = f"accuracy {best.accuracy_text()}, loss {best.mean_loss:.4f} ({len(best.accuracy)} seeds)"
+            lines.append(("on the proxy", measured))
+            lines.append(("search", f"{self.search.runs} runs in {self.search.seconds:.0f} s"))
+        noise = f"{chosen.noise_std:.4g}"
+        if not math.isnan(chosen.printed_noise_std):
+            noise += f"; the paper's formula adds {chosen.printed_noise_std:.4g}"
         relation = f"{self.spec.adjacency}, against {ADVERSARIES[privacy.view]}"
-        return [
-            *(
-                (key, f"{choice:.4g}")
-                for key, choice in self.candidate.point.items()
-                if not isinstance(choice, str)
-            ),
-            ("bound" if self.mode == "theory" else "accuracy on the proxy", f"{self.score:.4g}"),
-            ("noise std", f"{self.candidate.noise_std:.4g}"),
-            ("claimed ε", claim_text(self.candidate.claimed)),
-            ("proven ε", f"{value} per run, δ = {privacy.delta:g}, {relation}"),
-            ("planned on", self.source),
+        traffic = f"{bytes_text(chosen.bytes_per_client)} sent and received"
+        lines += [
+            ("noise std", noise),
+            ("claimed ε", claim_text(claim)),
+            ("proven ε", f"{self.proven_epsilon:.4g} per run, δ = {privacy.delta:g}, {relation}"),
+            *(("not covered", text) for text in planned_gaps(self.spec)),
+            ("uploads", f"{chosen.uploads:.4g} per client, {traffic}"),
         ]
+        if not math.isnan(self.seconds):
+            lines.append(("time", f"{self.seconds:.1f} s simulated here, compilation included"))
+        return [*lines, ("planned on", self.source), *(("note", note) for note in self.notes)]
+
+    def terms(self) -> dict[str, float]:
+        """The terms of the bound at the choice of the theorem."""
+        bounds = self.bounds
+        return (
+            {} if bounds is None else {name: float(column[bounds.best]) for name, column in bounds.terms.items()}
+        )
+
+    def alternatives(self) -> list[dict[str, str]]:
+        """The choice first, then points that differ from it in one key (theory) or came next (measured)."""
+
+        def line(candidate: Candidate, **score: str) -> dict[str, str]:
+            noise = f"{candidate.noise_std:.4g}"
+            claimed = epsilon_text(candidate.claimed.value)
+            return {**candidate.labelled(), "claimed ε": claimed, "noise std": noise, **score}
+
+        if self.mode == "empirical" and self.search is not None:
+            return [line(trial.candidate, accuracy=trial.accuracy_text()) for trial in self.search.trials[:8]]
+        if self.bounds is None:
+            return []
+        chosen, total = self.candidates[self.bounds.best].point, self.bounds.total
+        one_off = [
+            number
+            for number, candidate in enumerate(self.candidates)
+            if sum(candidate.point[key] != chosen[key] for key in chosen if key != "batch_sampling") <= 1
+        ]
+        rates = self.bounds.values.get("client_lr")
+        return [
+            line(self.candidates[number], bound=f"{total[number]:.4g}")
+            | {"learning rate": "" if rates is None else f"{rates[number]:.4g}"}
+            for number in sorted(one_off, key=lambda number: total[number])[:9]
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: what `dither plan --json` prints."""
+        chosen, constants = self.candidate, self.constants
+        return {
+            "method": self.spec.method,
+            "mode": self.mode,
+            "choice": chosen.point,
+            "score": self.score,
+            "proven_epsilon": self.proven_epsilon,
+            "claimed_epsilon": {"value": chosen.claimed.value, "unit": chosen.claimed.unit},
+            "noise_std": chosen.noise_std,
+            "printed_noise_std": chosen.printed_noise_std,
+            "uploads_per_client": chosen.uploads,
+            "bytes_per_client": chosen.bytes_per_client,
+            "predicted_seconds": self.seconds,
+            "signal_to_noise": chosen.signal_to_noise,
+            "terms": self.terms(),
+            "constants": {
+                name: {"value": getattr(constants, name), "source": source}
+                for name, source in (constants.sources.items() if constants else ())
+            },
+            "neighbours": self.alternatives(),
+            "pareto": [
+                {
+                    "epsilon": trial.epsilon,
+                    "accuracy": trial.mean_accuracy,
+                    "bytes_per_client": trial.candidate.bytes_per_client,
+                    "choice": trial.candidate.point,
+                }
+                for trial in self.pareto()
+            ],
+            "source": self.source,
+            "notes": self.notes,
+            "not_covered": planned_gaps(self.spec),
+            "spec": self.spec.to_dict(),
+        }
 
     def pareto(self) -> list[Trial]:
         """Measured candidates that no other beats in accuracy, ε and bytes at once."""
         trials = [*(self.search.trials if self.search else []), *self.frontier]
         usable = [trial for trial in trials if len(trial.accuracy) > 1]
-        return pareto_front(usable, lambda t: (t.epsilon, -t.mean_accuracy, t.candidate.bytes_per_client))
+        return space.pareto_front(usable, lambda t: (t.epsilon, -t.mean_accuracy, t.candidate.bytes_per_client))
 
     def to_toml(self) -> str:
         """The spec as TOML; the first lines say where it comes from."""
@@ -253,18 +321,18 @@ class _Planner:
             raise SpecError(
                 "client_lr is given, but a theorem sets its own rate; use --mode empirical, or leave it out"
             )
-        clip = {clip_key(base.method): (theory.theory_clip(base, constants),)}
+        clip = {space.clip_key(base.method): (theory.theory_clip(base, constants),)}
         effort = "quick" if self.effort == "quick" else "bound"
         candidates = self.candidates({**clip, **self.fixed, "client_lr": (1.0,)}, effort)
         bounds = theory.bounds(base, candidates, constants, self.smallest)
         values = {name: float(column[bounds.best]) for name, column in bounds.values.items()}
-        best = candidate(base, {**candidates[bounds.best].point, **values}, self.counts)
+        best = space.candidate(base, {**candidates[bounds.best].point, **values}, self.counts)
         conditions = theory.conditions(base, best, constants, values, self.smallest)
         return Plan(
             spec=best.spec,
             mode="theory",
             candidate=best,
-            proven_epsilon=proven_epsilon(base, best.point, self.counts),
+            proven_epsilon=space.proven_epsilon(base, best.point, self.counts),
             source=self.planning.source,
             notes=tuple(f"condition fails: {text}" for text, holds in conditions if not holds),
             constants=constants,
@@ -275,17 +343,17 @@ class _Planner:
 
     def by_measurement(self) -> Plan:
         def near(point: Point) -> list[Candidate]:
-            moved = neighbours(self.base, point, self.smallest, self.fixed)
-            return affordable(self.base, moved, self.counts)[0]
+            moved = space.neighbours(self.base, point, self.smallest, self.fixed)
+            return space.affordable(self.base, moved, self.counts)[0]
 
         candidates = self.candidates(self.fixed, self.effort, self.spec_point())
-        result = search(self.trainer, candidates, near, metric=self.metric, seeds=self.seeds)
+        result = space.search(self.trainer, candidates, near, metric=self.metric, seeds=self.seeds)
         best = result.best.candidate
         return Plan(
             spec=best.spec,
             mode="empirical",
             candidate=best,
-            proven_epsilon=proven_epsilon(self.base, best.point, self.counts),
+            proven_epsilon=space.proven_epsilon(self.base, best.point, self.counts),
             source=self.planning.source,
             search=result,
             frontier=self.frontier(result) if self.extras else [],
@@ -293,7 +361,7 @@ class _Planner:
 
     def frontier(self, result: Search) -> list[Trial]:
         """The best candidate, and the best of those that send less, at other ε."""
-        leanest = pareto_front(
+        leanest = space.pareto_front(
             [trial for trial in result.trials if len(trial.accuracy) == len(result.best.accuracy)],
             lambda trial: (trial.candidate.bytes_per_client, -trial.score(self.metric)),
         )
@@ -302,7 +370,7 @@ class _Planner:
         trials = []
         for factor in OTHER_BUDGETS:
             base = self.base.with_values({"privacy.epsilon": factor * self.base.privacy.epsilon})
-            same = affordable(base, [trial.candidate.point for trial in chosen], self.counts)[0]
+            same = space.affordable(base, [trial.candidate.point for trial in chosen], self.counts)[0]
             trials += [Trial(each) for each in same]
         return self.trainer.run(trials, range(min(2, self.seeds)))
 
@@ -312,17 +380,19 @@ class _Planner:
         if self.fixed or base.batch_size > self.smallest or base.num_rounds * base.local_steps > 2000:
             return []
         clip = base.method_options["param_clip"] if base.method == "nbafl" else base.privacy.clip_norm
-        point = {key: getattr(base, key) for key in (*INTEGER_KEYS, "client_lr")} | {clip_key(base.method): clip}
-        return [completed(base, point, math.nan, self.smallest)]
+        point = {key: getattr(base, key) for key in (*space.INTEGER_KEYS, "client_lr")} | {
+            space.clip_key(base.method): clip
+        }
+        return [space.completed(base, point, math.nan, self.smallest)]
 
     def candidates(
         self, given: Mapping[str, tuple[Any, ...]], effort: str, more: Sequence[Point] = ()
     ) -> list[Candidate]:
         """Points with their noise. Refuses where none has a proof, or where noise drowns the signal at all."""
         base = self.base
-        grid = points(base, search_space(base, self.smallest, given, effort=effort), self.smallest)
+        grid = space.points(base, space.search_space(base, self.smallest, given, effort=effort), self.smallest)
         self.trainer.say(f"the accountant sets the noise of {len(grid)} points")
-        candidates, reasons = affordable(base, [*grid, *more], self.counts)
+        candidates, reasons = space.affordable(base, [*grid, *more], self.counts)
         if not candidates:
             raise Infeasible(
                 f"no noise has a proven ε at any of {len(grid)} points: {'; '.join(reasons)}; nearest feasible: "
@@ -340,12 +410,14 @@ class _Planner:
         for _ in range(40):
             nearest *= 1.25
             asked = base.with_values({"privacy.epsilon": nearest})
-            if candidate(asked, best.point, self.counts).signal_to_noise >= _ENOUGH_SIGNAL:
+            if space.candidate(asked, best.point, self.counts).signal_to_noise >= _ENOUGH_SIGNAL:
                 break
         else:
             nearest = math.inf
         clients = math.ceil(base.num_clients / best.signal_to_noise**2)
-        chosen = ", ".join(f"{key}={best.point[key]:g}" for key in (*INTEGER_KEYS, clip_key(base.method)))
+        chosen = ", ".join(
+            f"{key}={best.point[key]:g}" for key in (*space.INTEGER_KEYS, space.clip_key(base.method))
+        )
         return (
             f"proven ε={epsilon:g} leaves no signal: at the best point tried ({chosen}) the noise in the model is "
             f"{1 / best.signal_to_noise:.3g} times as long as the longest signal; nearest feasible: epsilon="
@@ -354,7 +426,7 @@ class _Planner:
 
     def measured_seconds(self, spec: Spec) -> float:
         """The time of the chosen run when it is simulated here, compilation included."""
-        spec = proxy_spec(spec).with_values({"eval_every": spec.num_rounds})
+        spec = space.proxy_spec(spec).with_values({"eval_every": spec.num_rounds})
         started = time.perf_counter()
         train_specs([spec], dataset=self.planning.dataset)
         return time.perf_counter() - started
@@ -376,7 +448,7 @@ def draw_plan(plan: Plan, path: Path) -> None:
         tried, label = [trial.candidate for trial in trials], "accuracy on the proxy"
         scores = [trial.mean_accuracy for trial in trials]
         reason = f"{plan.search.runs} measured runs" if plan.search else ""
-    keys = [*INTEGER_KEYS, clip_key(plan.spec.method), *([] if bounds is not None else ["client_lr"])]
+    keys = [*space.INTEGER_KEYS, space.clip_key(plan.spec.method), *([] if bounds is not None else ["client_lr"])]
     errors = [0.0] * len(tried) if bounds is not None else [trial.standard_error for trial in trials]
     better = min if bounds is not None else max
     curves = {key: _best_by_value(tried, zip(scores, errors, strict=True), key, better) for key in keys}
@@ -389,9 +461,9 @@ def draw_plan(plan: Plan, path: Path) -> None:
     shown = [score for curve in curves.values() for _, score, _ in curve]
     for axis, (key, curve) in zip(panels, curves.items(), strict=False):
         _draw_curve(axis, curve, float(plan.candidate.point[key]))
-        _label(axis, LABELS[key], f"best {label}")
+        _label(axis, space.LABELS[key], f"best {label}")
         if bounds is None:
-            plots.score_axis(axis, [*shown, *(trial.mean_accuracy for trial in plan.frontier)], {})
+            plots.score_axis(axis, [*shown, *(trial.mean_accuracy for trial in plan.frontier)], _trivial(plan))
             continue
         axis.set_yscale("log")
         axis.set_ylim(0.8 * min(shown), 1.25 * max(shown))  # the same for all panels
@@ -444,15 +516,16 @@ def _draw_curve(axis: Any, curve: list[tuple[float, float, float]], chosen: floa
 
 
 def _draw_frontier(axis: Any, plan: Plan) -> None:
-    lines: dict[str, list[tuple[float, float]]] = {}
+    lines: dict[str, list[tuple[float, float, float]]] = {}
     for trial in [*([plan.search.best] if plan.search else []), *plan.frontier]:
-        traffic = f"{plots.bytes_text(trial.candidate.bytes_per_client)} per client"
-        lines.setdefault(traffic, []).append((trial.epsilon, trial.mean_accuracy))
+        traffic = f"{bytes_text(trial.candidate.bytes_per_client)} per client"
+        error = 0.0 if math.isnan(trial.standard_error) else trial.standard_error
+        lines.setdefault(traffic, []).append((trial.epsilon, trial.mean_accuracy, error))
     for (name, line), colour in zip(lines.items(), (plots.BLUE, plots.ORANGE, plots.GREEN), strict=False):
-        x, y = zip(*sorted(line), strict=True)
-        axis.plot(x, y, color=colour, marker="o", markersize=3.5, linewidth=1.2, label=name)
-    measured = [point for line in lines.values() for point in line]
-    plots.score_axis(axis, [accuracy for _, accuracy in measured], {})
+        x, y, bars = zip(*sorted(line), strict=True)
+        axis.errorbar(x, y, bars, color=colour, marker="o", markersize=3.5, linewidth=1.2, capsize=2, label=name)
+    measured = [point[:2] for line in lines.values() for point in line]
+    plots.score_axis(axis, [accuracy for _, accuracy in measured], _trivial(plan))
     _star(axis, *max((point for point in measured if point[0] == plan.spec.privacy.epsilon), key=lambda p: p[1]))
     axis.set_xscale("log")
     ticks = sorted({epsilon for epsilon, _ in measured})
@@ -460,6 +533,10 @@ def _draw_frontier(axis: Any, plan: Plan) -> None:
     axis.minorticks_off()
     _label(axis, "proven ε", "accuracy on the proxy")
     axis.legend(frameon=False, fontsize=7, title="sent and received", title_fontsize=7)
+
+
+def _trivial(plan: Plan) -> dict[str, float]:
+    return {} if plan.search is None else {"most frequent class": plan.search.trivial}
 
 
 def _star(axis: Any, x: float, y: float) -> None:

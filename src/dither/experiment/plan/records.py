@@ -17,7 +17,7 @@ from dither.accounting import FLOAT_NOISE
 from dither.data import Dataset, stream
 from dither.data.tables import TABLE_SUFFIXES
 from dither.errors import DataError, SpecError
-from dither.experiment.build import load_data
+from dither.experiment.build import load_data, partition_of
 from dither.experiment.plan.candidates import INTEGER_KEYS, Infeasible, clip_key, proxy_spec
 from dither.spec import Spec
 
@@ -93,29 +93,15 @@ def smallest_client(base: Spec, records: int) -> int:
     if base.data.partition == "iid":
         return records // base.num_clients
     try:
-        return int(deal(base, counts_only(records, 1, ("0", "1")), base.seed).size.min())
+        counts = counts_only(records, 1, ("0", "1"))
+        return int(partition_of(proxy_spec(base), counts, base.seed).size.min())
     except DataError as reason:
         raise Infeasible(f"{reason}; nearest feasible: data.partition='iid'") from reason
-
-
-def deal(spec: Spec, dataset: Dataset, seed: int) -> data.ClientPartition:
-    """The records dealt to clients as on a proxy."""
-    spec = proxy_spec(spec)
-    return data.partition(
-        dataset,
-        kind=spec.data.partition,
-        num_clients=spec.num_clients,
-        seed=seed,
-        similarity=spec.data.similarity,
-        alpha=spec.data.alpha,
-        records_per_client=spec.data.records_per_client,
-    )
 
 
 # The records
 
 
-# reason: the options of `plan` that describe its data
 def planning_data(
     base: Spec,
     records: int | None,
@@ -242,6 +228,7 @@ def proxy_data(dataset: Dataset, num_records: int, source: str) -> PlanningData:
         x_test=dataset.x_train[scored],
         y_test=dataset.y_train[scored],
         groups=None if dataset.groups is None else dataset.groups[rows],
+        sources=(),  # whose rows are no longer these
     )
     return PlanningData(resized, f"{source}: {len(train):,} records to train on, {held_out:,} to score", True)
 

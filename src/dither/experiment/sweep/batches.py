@@ -15,8 +15,8 @@ import numpy as np
 from dither import data
 from dither.errors import SpecError
 from dither.experiment import build
-from dither.experiment.advice import final_scores
 from dither.experiment.build import Arrays, Experiment, assemble, deal, load_data, planned_rounds, pooled
+from dither.experiment.metrics import final_scores
 from dither.simulation import devices, distributed, engine
 from dither.simulation.arrays import Problem
 from dither.simulation.devices import Clock
@@ -24,15 +24,7 @@ from dither.spec import METHODS, Spec, declared
 from dither.types import Claim
 
 # Keys that reach the compiled program as values: specs that differ only in these share a program.
-TRACED = (
-    "seed",
-    "client_lr",
-    "lr_decay",
-    "server_lr",
-    "privacy.epsilon",
-    "privacy.delta",
-    "privacy.clip_norm",
-)
+TRACED = ("seed", "client_lr", "lr_decay", "server_lr", "privacy.epsilon", "privacy.delta", "privacy.clip_norm")
 # Values in the methods that ship with Dither; a method in a file of your own may use them while it is traced.
 TRACED_IN_BUILT_IN = (
     "num_rounds",
@@ -79,27 +71,21 @@ class BatchPlan(NamedTuple):
     batches: list[RunBatch]
 
 
-# reason: a public function whose options are independent of each other
 def train_specs(
     specs: Sequence[Spec],
     *,
     data_dir: str | Path | None = None,
     dataset: data.Dataset | None = None,
     on_evaluation: Callable[[int, int], None] | None = None,
-    on_batch: Callable[[dict[int, Outcome]], None] | None = None,
     max_runs: Callable[[Experiment], int] | None = None,
-    gradient_norm: bool = False,
-    from_start: bool = False,
-    simulations: Simulations | None = None,
+    **options: Any,
 ) -> list[Outcome]:
     """Train every spec, with as few compiled programs as possible. Outcomes have the order of `specs`.
 
     dataset        used for all specs instead of loading one
     on_evaluation  called with the number of rounds done and their total, over all runs
-    on_batch       called with each finished batch, by position in `specs`
     max_runs       how many runs like the given experiment may train side by side
-    from_start     score the initial model too, as round 0
-    simulations    compiled programs, to be shared by calls with the same data
+    options        those of `train_batches`
     """
     plan = plan_batches(specs, data_dir=data_dir, dataset=dataset, max_runs=max_runs)
     rounds = [len(batch.numbers) * batch.num_rounds for batch in plan.batches]
@@ -108,14 +94,7 @@ def train_specs(
         if on_evaluation:
             on_evaluation(sum(rounds[:at]) + round * len(plan.batches[at].numbers), sum(rounds))
 
-    outcomes = train_batches(
-        plan,
-        on_evaluation=count,
-        on_batch=on_batch,
-        gradient_norm=gradient_norm,
-        from_start=from_start,
-        simulations=simulations,
-    )
+    outcomes = train_batches(plan, on_evaluation=count, **options)
     return [outcomes[number] for number in range(len(specs))]
 
 
@@ -166,7 +145,7 @@ def plan_batches(
     return BatchPlan(experiments, batches)
 
 
-# reason: as for `train_specs`
+# reason: options that are independent of each other
 def train_batches(
     plan: BatchPlan,
     *,
@@ -179,8 +158,14 @@ def train_batches(
     clock: Clock | None = None,
     scores: bool = False,
 ) -> dict[int, Outcome]:
-    """Train every batch, except those whose runs are all in `done`. `on_evaluation(batch, round)` is called after
-    each evaluation. With `scores` the last evaluation of each run also has scikit-learn's metrics."""
+    """Train every batch, except those whose runs are all in `done`.
+
+    on_evaluation  called with batch and round after each evaluation
+    on_batch       called with the outcomes of each finished batch, by position among the specs
+    from_start     score the initial model too, as round 0
+    simulations    compiled programs, to be shared by calls with the same data
+    scores         the last evaluation of each run also has scikit-learn's metrics
+    """
     clock = clock or Clock()
     outcomes: dict[int, Outcome] = {}
     simulations = {} if simulations is None else simulations
@@ -345,7 +330,7 @@ def _work_bytes(experiment: Experiment, kind: str) -> float:
     clients = (
         1 if kind == "cpu" and devices.sequential_clients(build.step_numbers(experiment)) else spec.cohort_size
     )
-    records = int(experiment.partition.size.max()) if spec.batch_sampling == "full" else spec.batch_size
+    records = build.batch_records(experiment)
     return 4.0 * clients * (12.0 * params + 4.0 * records * _record_width(experiment))
 
 

@@ -25,7 +25,7 @@ from dither.accounting import ProvenRow
 from dither.errors import RunExists
 from dither.experiment import plots
 from dither.experiment.folder import read_checked, to_json, write_bytes, write_checked, write_text
-from dither.experiment.report import ADVERSARIES, Overview, epsilon_text
+from dither.experiment.report import ADVERSARIES, Overview, decode, epsilon_text
 from dither.experiment.sweep.batches import Outcome
 from dither.spec import Spec
 from dither.types import Claim
@@ -107,7 +107,7 @@ class Sweep(Overview, Sequence[Outcome]):
 
     def varied(self, number: int) -> dict[str, Any]:
         """The varied keys of a run, with their values."""
-        flat = flatten(self.specs[number])
+        flat = self.specs[number].flat()
         return {key: flat.get(key, "") for key in self.keys}
 
     def rows(self) -> list[dict[str, Any]]:
@@ -186,16 +186,6 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
     array = np.asarray(values, float)
     error = float(array.std(ddof=1) / math.sqrt(len(array))) if len(array) > 1 else None
     return float(array.mean()), error
-
-
-def flatten(spec: Spec) -> dict[str, Any]:
-    """A spec's values by dotted key."""
-    flat: dict[str, Any] = {}
-    for key, value in spec.to_dict().items():
-        flat |= (
-            {f"{key}.{name}": each for name, each in value.items()} if isinstance(value, dict) else {key: value}
-        )
-    return flat
 
 
 def _csv_values(values: dict[str, Any]) -> dict[str, Any]:
@@ -294,7 +284,7 @@ def _to_plain(run: SweepRun) -> dict[str, Any]:
 
 
 def _from_plain(spec: Spec, run: Mapping[str, Any]) -> SweepRun:
-    claim, proven = run["claim"], run["proven"] and ProvenRow.from_json(run["proven"])
+    claim, proven = run["claim"], run["proven"] and decode(ProvenRow, run["proven"])
     conditions = tuple((text, bool(holds)) for text, holds in claim["conditions"])
     outcome = Outcome(
         spec=spec,
@@ -363,7 +353,7 @@ def _privacy(sweep: Sweep) -> str:
     held_for = (
         f" ({guarantees.pop()})" if len(guarantees) == 1 else ", each setting by its own δ, view and neighbours"
     )
-    return f"proven ε {' to '.join(ends)} per run{held_for}"
+    return f"proven ε = {' to '.join(ends)} per run{held_for}"
 
 
 def _draw_curve(axis: Any, sweep: Sweep, setting: Setting, at: int, lines: int) -> Any:
@@ -396,18 +386,21 @@ def _draw_finals(axis: Any, sweep: Sweep, lines: list[Setting]) -> None:
         others = _label({name: value for name, value in values.items() if name != key})
         mean, error = mean_and_error([sweep[run].metrics[-1][sweep.score] for run in runs])
         groups.setdefault(others, []).append((float(values[key]), mean, error or 0.0, at))
+    ticks = sorted({float(values[key]) for values, _ in lines})
+    on_log = ticks[0] > 0 and ticks[-1] / ticks[0] >= 5
     for number, (others, points) in enumerate(groups.items()):
         points.sort()
-        x, y, *_ = zip(*points, strict=True)
-        axis.plot(x, y, color=plots.GREY, linewidth=1.0, linestyle=_DASHES[number % len(_DASHES)], zorder=1)
-        marker = _MARKERS[number % len(_MARKERS)]
-        for value, mean, error, at in points:
-            axis.errorbar(value, mean, error, fmt=marker, color=_colour(at), markersize=5, capsize=3)
+        aside = 0.02 * (number - (len(groups) - 1) / 2)  # of the axis: bars of two groups stand side by side
+        ratio, span = (ticks[-1] / ticks[0]) ** aside if on_log else 1.0, 0.0 if on_log else ticks[-1] - ticks[0]
+        numbers, means, errors, places = zip(*points, strict=True)
+        x = [ratio * value + aside * span for value in numbers]
+        dashes, marker = _DASHES[number % len(_DASHES)], _MARKERS[number % len(_MARKERS)]
+        axis.plot(x, means, color=plots.GREY, linewidth=1.0, linestyle=dashes, zorder=1)
+        for at, place in enumerate(places):
+            axis.errorbar(x[at], means[at], errors[at], fmt=marker, color=_colour(place), markersize=5, capsize=3)
         if len(groups) > 1:
-            dashes = _DASHES[number % len(_DASHES)]
             axis.plot([], [], color=plots.GREY, linewidth=1.0, linestyle=dashes, marker=marker, label=others)
-    ticks = sorted({float(values[key]) for values, _ in lines})
-    if ticks[0] > 0 and ticks[-1] / ticks[0] >= 10:
+    if on_log:
         axis.set_xscale("log")
         if len(ticks) <= 8:
             axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])

@@ -16,12 +16,12 @@ import numpy as np
 
 from dither import data
 from dither.accounting import ProvenRow
-from dither.errors import SpecError
-from dither.experiment import build
-from dither.experiment.defaults import choose
-from dither.experiment.sweep import batches, charged
+from dither.errors import BudgetExhausted, SpecError
+from dither.experiment import build, train
+from dither.experiment.build import choose
+from dither.experiment.sweep import batches
 from dither.experiment.sweep.batches import BatchPlan, Outcome
-from dither.experiment.sweep.result import Sweep, SweepFolder, SweepRun, flatten
+from dither.experiment.sweep.result import Sweep, SweepFolder, SweepRun
 from dither.experiment.train import check_public
 from dither.simulation import devices, distributed
 from dither.simulation.devices import Clock
@@ -81,7 +81,7 @@ def sweep(
     specs, keys, grid = _specs(what, vary, values)
     private = any(spec.private for spec in specs)
     if private:
-        charged.check(specs, out)
+        _check_private(specs, out)
     limit = batches.parse_bytes(max_memory) if isinstance(max_memory, str) else max_memory
     if limit is not None and not limit > 0:
         raise SpecError(f"max_memory={max_memory!r} must be above 0")
@@ -93,8 +93,8 @@ def sweep(
         finished = folder.finished(specs) if folder is not None else {}
         plan = None if private else _shared_plan(specs, limit, finished, data_dir, dataset)
     if plan is None:
-        to = charged.ChargedTo(ledger, new_ledger)
-        runs = finished | charged.train_runs(specs, finished, cast(SweepFolder, folder), to, on_progress)
+        charge = {"ledger": ledger, "new_ledger": new_ledger}
+        runs = finished | _train_charged(specs, finished, cast(SweepFolder, folder), charge, on_progress)
     else:
         runs = finished | _train(plan, finished, folder, prove, clock, on_progress)
     in_order = tuple(runs[number] for number in range(len(specs)))
@@ -413,6 +413,55 @@ def _specs(
 
 def differing(specs: Sequence[Spec]) -> list[str]:
     """The keys in which specs differ, in the order of a spec."""
-    flat = [flatten(spec) for spec in specs]
+    flat = [spec.flat() for spec in specs]
     keys = dict.fromkeys(key for values in flat for key in values)
     return [key for key in keys if any(values.get(key) != flat[0].get(key) for values in flat[1:])]
+
+
+# Sweeps over private records: each run is charged to the ledger before it begins, and no two train side by side.
+# What a run's folder keeps local stays there: the sweep's tables hold only what its runs release.
+
+
+def _check_private(specs: Sequence[Spec], folder: str | Path | None) -> None:
+    """`SpecError` where the runs of a sweep over private records could not be compared, or not be kept."""
+    path = specs[0].data.title
+    if distributed.count() > 1:
+        raise SpecError(f"{path!r} holds private records, whose runs {distributed.count()} processes cannot share")
+    if not all(spec.scored for spec in specs):
+        raise SpecError(
+            f"the runs of a sweep are compared on test records, but those of {path!r} are private; give public "
+            "ones (data.test_path and data.test_public = true)"
+        )
+    if folder is None:
+        raise SpecError(f"{path!r} holds private records: give out=FOLDER, where each charged run is kept")
+
+
+def _train_charged(
+    specs: Sequence[Spec],
+    finished: Mapping[int, SweepRun],
+    folder: SweepFolder,
+    charge: Mapping[str, Any],
+    on_progress: OnProgress | None,
+) -> dict[int, SweepRun]:
+    """Train what is not finished, one run after the other, and keep each. An interrupted run is resumed. `charge`
+    holds the keywords of `train.run` that name the ledger."""
+    environment = {**devices.versions(), "device": devices.device()}
+    runs: dict[int, SweepRun] = {}
+    for number, spec in enumerate(specs):
+        if number in finished:
+            continue
+        done = f"{len(finished) + len(runs)}/{len(specs)} runs"
+        if on_progress:
+            on_progress(len(finished) + len(runs), len(specs), done)
+        place, started = folder.path / "runs" / spec.digest()[:16], time.perf_counter()
+        begun = (place / "spec.toml").is_file()
+        report = train.run(spec, out=None if begun else place, resume=place if begun else None, **charge)
+        if report.stopped:
+            raise BudgetExhausted(f"{report.stopped}; {done} are finished in {str(folder.path)!r}")
+        rows = [dict(row) for row in report.evaluations]
+        rows[-1] |= {} if report.scores is None else report.scores.beside_evaluations()
+        outcome = Outcome(spec, rows, report.epsilon.claimed, np.zeros(0, np.int64))
+        seconds = time.perf_counter() - started
+        runs[number] = SweepRun(outcome, report.epsilon.proven(), seconds, environment)
+        folder.save_batch([runs[number]])
+    return runs

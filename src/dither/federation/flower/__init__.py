@@ -1,8 +1,7 @@
 """Flower as the transport of a federation: the only importer of `flwr`.
 
     apps        ServerApp and ClientApp, and the coordinator's transport over the ServerApp's Grid
-    superlink   the SuperLink as a process of ours: started, told which nodes to let in, given the run
-    gate        what is reachable from outside: TLS, and the requests of registered nodes alone
+    superlink   the SuperLink as a process of ours, and the gate before it: TLS, and registered nodes alone
     fleet       what lies below Flower's documented API
 
 Documented and used as such: `flower-superlink` and `flwr run` with their options, ServerApp, ClientApp, Context,
@@ -33,6 +32,7 @@ from typing import NamedTuple
 
 from dither.errors import ConfigError
 
+APP = Path(__file__).parent.parent / "app"  # the Flower app: what `flwr run` takes
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",

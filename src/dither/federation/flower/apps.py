@@ -24,7 +24,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.03, 0.3  # seconds between two looks: right aft
 
 
 class GridTransport:
-    """Implements `dither.federation.mailbox.Transport`."""
+    """Implements `dither.federation.messages.Transport`."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid, self._answers, self._pause = grid, Answers(grid), _FIRST_PAUSE
@@ -54,13 +54,15 @@ class GridTransport:
         self._pause = min(1.3 * self._pause, _LONGEST_PAUSE)
 
 
-def server_app(coordinate: Callable[[Any, Mapping[str, Any]], None]) -> ServerApp:
-    """A ServerApp that calls `coordinate(transport, run configuration)`."""
+def server_app(coordinate: Callable[[Any, Mapping[str, Any]], None] | None = None) -> ServerApp:
+    """A ServerApp that calls `coordinate(transport, run configuration)`: by default that of `dither serve`."""
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        coordinate(GridTransport(grid), dict(context.run_config))
+        from dither.federation import serving
+
+        (coordinate or serving.coordinate)(GridTransport(grid), dict(context.run_config))
 
     return app
 

@@ -2,8 +2,7 @@
 
     apps        the job: a Controller that runs the coordinator, an Executor that hands messages to `dither join`
     kits        startup kits, made in one place or from the parties' own requests
-    system      the server as a process of ours, the job that is submitted to it
-    relay       the FLARE client at a party, as a process that outlives a `dither join` that was killed
+    system      FLARE's processes: its server with the job that is submitted to it, its client at a party
 
 Used as documented: `nvflare provision`, `nvflare cert` and `nvflare package`, the programs and options in the
 startup kits, the FLARE API session (`submit_job`, `get_connected_client_list`), Controller and Executor, and
@@ -25,6 +24,7 @@ from pathlib import Path
 from dither.errors import ConfigError
 
 KIT = "nvflare"  # folder of a startup kit, in the folder of the server or of a party
+SOCKET = "DITHER_SOCKET"  # in the environment of a site's FLARE client: where `dither join` answers
 CONNECTED = "connected.json"  # in the run folder's: sites that are connected, for the coordinator
 ADMIN_KIT = "nvflare-admin"  # in the server's folder: submits the job
 

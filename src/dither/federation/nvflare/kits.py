@@ -68,7 +68,9 @@ def _project(names: Sequence[str], host: str, port: int) -> dict[str, Any]:
     def participant(name: str, kind: str, **more: Any) -> dict[str, Any]:
         return {"name": name, "type": kind, "org": ORGANISATION, **more}
 
-    lighter = "nvflare.lighter.impl"
+    def builder(path: str, **arguments: Any) -> dict[str, Any]:
+        return {"path": f"nvflare.lighter.impl.{path}", "args": arguments}
+
     return {
         "api_version": 3,
         "name": _PROJECT,
@@ -79,16 +81,10 @@ def _project(names: Sequence[str], host: str, port: int) -> dict[str, Any]:
             participant(ADMIN, "admin", role="project_admin"),
         ],
         "builders": [
-            {
-                "path": f"{lighter}.workspace.WorkspaceBuilder",
-                "args": {"template_file": ["master_template.yml"]},
-            },
-            {
-                "path": f"{lighter}.static_file.StaticFileBuilder",
-                "args": {"config_folder": "config", "scheme": "tcp"},
-            },
-            {"path": f"{lighter}.cert.CertBuilder"},
-            {"path": f"{lighter}.signature.SignatureBuilder"},
+            builder("workspace.WorkspaceBuilder", template_file=["master_template.yml"]),
+            builder("static_file.StaticFileBuilder", config_folder="config", scheme="tcp"),
+            builder("cert.CertBuilder"),
+            builder("signature.SignatureBuilder"),
         ],
     }
 
@@ -96,24 +92,24 @@ def _project(names: Sequence[str], host: str, port: int) -> dict[str, Any]:
 def _protect_site(kit: Path) -> None:
     """One class in jobs, no code in jobs, no shell commands, no logs to the server."""
     resources = read(kit / "local" / "resources.json.default")
-    resources |= {"class_allow_list": [EXECUTOR], "allow_log_streaming": False}
+    resources["allow_log_streaming"] = False
     resources["components"] = [each for each in resources["components"] if each["id"] != "site_log_streamer"]
-    write(kit / "local" / "resources.json", resources)
-    write(
-        kit / "local" / "authorization.json",
-        {"format_version": "1.0", "permissions": dict.fromkeys(_ROLES, _RIGHTS)},
-    )
+    _protect(kit, resources, EXECUTOR)
+    # Client and job process meet at a port of this machine: nobody else on it may join them.
+    own = {"scheme": "tcp", "resources": {"host": "localhost", "connection_security": "mtls"}}
+    write(kit / "local" / "comm_config.json", {"allow_adhoc_conns": False, "internal": own})
 
 
 def _protect_server(kit: Path) -> None:
     resources = read(kit / "local" / "resources.json.default")
-    resources |= {"class_allow_list": [CONTROLLER]}
     resources["servers"][0]["max_num_clients"] = _MOST_SITES
-    write(kit / "local" / "resources.json", resources)
-    write(
-        kit / "local" / "authorization.json",
-        {"format_version": "1.0", "permissions": dict.fromkeys(_ROLES, _RIGHTS)},
-    )
+    _protect(kit, resources, CONTROLLER)
+
+
+def _protect(kit: Path, resources: dict[str, Any], allowed: str) -> None:
+    write(kit / "local" / "resources.json", {**resources, "class_allow_list": [allowed]})
+    rights = {"format_version": "1.0", "permissions": dict.fromkeys(_ROLES, _RIGHTS)}
+    write(kit / "local" / "authorization.json", rights)
 
 
 def point_site(kit: Path, server: str) -> None:

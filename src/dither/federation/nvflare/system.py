@@ -1,4 +1,11 @@
-"""FLARE's side of `dither serve`: the server's process, and the job that is submitted to it."""
+"""FLARE's own processes: its server, with the job that is submitted to it, and at each party its client.
+
+FLARE takes a client that dies out of the running job. So the client is not a child of `dither join`, which may be
+killed and started again at any time, but of a small process, the relay, which ends when no `dither join` has used
+the party's folder for a while, and starts the client again when that dies.
+
+    python -m dither.federation.nvflare.system FOLDER
+"""
 
 from __future__ import annotations
 
@@ -7,46 +14,50 @@ import io
 import ipaddress
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
 from dither.errors import FederationError
+from dither.experiment.folder import lock
 from dither.federation import keys
-from dither.federation.local import separate_process, stop
-from dither.federation.nvflare import ADMIN_KIT, CONNECTED, KIT, kits
+from dither.federation.local import Event, TransportServer, answers_at, separate_process, stop
+from dither.federation.nvflare import ADMIN_KIT, CONNECTED, KIT, SOCKET, kits
 
 _START_SECONDS = 90.0
 _LOOK_SECONDS = 5.0  # between two looks at who is connected
+_ALONE_SECONDS = 60.0  # for a relay without a `dither join`
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # before a client is started again
 _SETTLE_SECONDS = 12.0  # for sites to connect again before a job begins without them
 
 # The server
 
 
-class FlareServer:
+class FlareServer(TransportServer):
     """`with FlareServer(...)`: FLARE's server on an address. Its jobs are in the run folder, which may be passed
     on. Its kits hold private keys: they are copied within the server's own folder, and gone when it ends."""
 
+    name, log = "NVIDIA FLARE's server", "nvflare.log"
     controller = kits.CONTROLLER
 
     def __init__(
         self, run_folder: Path, keys_folder: Path, address: tuple[str, int], env: Mapping[str, str]
     ) -> None:
-        self.folder, self._env = run_folder, {**os.environ, **env}
+        super().__init__(run_folder, {**os.environ, **env})
         self._keys, (self._host, self._port) = keys_folder, address
         own = hashlib.sha256(str(run_folder).encode()).hexdigest()[:16]
         self._kits = keys_folder / "nvflare-runs" / own
         self._kit, self._admin_kit = self._kits / "server", self._kits / "admin"
         self.address = f"{self._host}:{self._port}"
-        self._process: subprocess.Popen[bytes] | None = None
         self._session: Any = None
         self._next_look = 0.0
 
-    def __enter__(self) -> FlareServer:
+    def start(self) -> None:
         for left in (self.folder / KIT, self._kits):  # by a killed server: its jobs are over
             shutil.rmtree(left, ignore_errors=True)
         shutil.copytree(self._keys / KIT, self._kit)
@@ -54,22 +65,10 @@ class FlareServer:
         self._place()
         command = [sys.executable, "-m", "nvflare.private.fed.app.server.server_train"]
         command += ["-m", str(self._kit), "-s", "fed_server.json", "--set", "secure_train=true"]
-        command += ["config_folder=config", f"org={kits.ORGANISATION}"]
-        with open(self.folder / "nvflare.log", "ab") as log:
-            streams: dict[str, Any] = {
-                "stdout": log,
-                "stderr": subprocess.STDOUT,
-                "stdin": subprocess.DEVNULL,
-            }
-            self._process = subprocess.Popen(command, env=self._env, **streams, **separate_process())
-        try:
-            self._connect()
-            for name in keys.revoked(self._keys):  # its certificate is still good for FLARE
-                self._session.disable_client(name)
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
+        self._launch([*command, "config_folder=config", f"org={kits.ORGANISATION}"])
+        self._connect()
+        for name in keys.revoked(self._keys):  # its certificate is still good for FLARE
+            self._session.disable_client(name)
 
     def _place(self) -> None:
         """Where it listens, and where its own files go."""
@@ -102,29 +101,21 @@ class FlareServer:
                 self._session = new_secure_session(kits.ADMIN, str(self._admin_kit), timeout=5.0)
                 return
             time.sleep(0.2)
-        raise FederationError(
-            f"NVIDIA FLARE's server did not start; is {self._host}:{self._port} in use? See "
-            f"{self.folder / 'nvflare.log'}"
-        )
-
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        raise self._died(f": is {self.address} in use?")
 
     def watch(self) -> bool:
-        """Whether it is alive; every few seconds the coordinator is told which sites are connected."""
+        """Every few seconds the coordinator is told which sites are connected."""
         if time.monotonic() > self._next_look:
             self._next_look = time.monotonic() + _LOOK_SECONDS
             kits.write(self.folder / KIT / CONNECTED, sorted(self.connected()))
         return self.alive()
 
-    def __exit__(self, *_: object) -> None:
+    def end(self) -> None:
         if self._session is not None:
             with suppress(Exception):
                 self._session.close()
             self._session = None
-        if self._process is not None:
-            stop(self._process)
-            self._process = None
+        super().end()
         shutil.rmtree(self._kits, ignore_errors=True)
 
     def connected(self) -> set[str]:
@@ -137,28 +128,23 @@ class FlareServer:
             self._connect()
         return set()
 
-    def run(
-        self,
-        config: Mapping[str, str],
-        sites: Collection[str],
-        *,
-        everybody: bool,
-        on_wait: Callable[[set[str]], None],
-        seconds: float,
-    ) -> None:
-        """Wait for the sites, all of them or those that come soon, and start the job there."""
-        until, settled, before = time.monotonic() + seconds, time.monotonic(), set[str]()
-        while True:
-            here = self.connected() & set(sites)
-            settled = time.monotonic() if here != before else settled
-            before = here
-            enough = not everybody and len(here) > 1 and time.monotonic() - settled > _SETTLE_SECONDS
-            if here == set(sites) or enough:
+    def submit(self, config: Mapping[str, str], on_event: Event) -> None:
+        """Wait for the sites and start the job there: at all of them or, once the run has begun, at those that
+        come soon."""
+        without, seconds = config["without"].split(","), float(config["wait"])
+        sites = {party.name for party in keys.Keyring.load(self._keys).parties if party.name not in without}
+        begun = (self.folder / "spec.toml").is_file()
+        until, settled = time.monotonic() + seconds, time.monotonic()
+        before: set[str] | None = None
+        while (here := self.connected() & sites) != sites:
+            if here != before:
+                settled, before = time.monotonic(), here
+                on_event("waiting", {"to": "connect", "parties": sorted(sites - here)})
+            if begun and len(here) > 1 and time.monotonic() - settled > _SETTLE_SECONDS:
                 break
             if not self.alive() or time.monotonic() > until:
-                away = ", ".join(sorted(set(sites) - here))
+                away = ", ".join(sorted(sites - here))
                 raise FederationError(f"{away} did not connect within {seconds:.0f} s; start again later")
-            on_wait(set(sites) - here)
             time.sleep(0.5)
         self._submit(config, sorted(here))
 
@@ -168,15 +154,10 @@ class FlareServer:
         meta = {"name": "dither", "resource_spec": {}, "min_clients": len(sites)}
         kits.write(job / "meta.json", meta | {"deploy_map": {"app": ["server", *sites]}})
         workflow = {"id": "coordinator", "path": self.controller, "args": {"config": dict(config)}}
-        kits.write(
-            job / "app" / "config" / "config_fed_server.json",
-            {"format_version": 2, "workflows": [workflow], "components": []},
-        )
         executor = {"tasks": ["take_part"], "executor": {"path": kits.EXECUTOR, "args": {}}}
-        kits.write(
-            job / "app" / "config" / "config_fed_client.json",
-            {"format_version": 2, "executors": [executor], "components": []},
-        )
+        for side, content in (("server", {"workflows": [workflow]}), ("client", {"executors": [executor]})):
+            config_file = job / "app" / "config" / f"config_fed_{side}.json"
+            kits.write(config_file, {"format_version": 2, "components": [], **content})
         try:
             self._session.submit_job(str(job))
         except Exception as error:  # FLARE's API has many kinds
@@ -189,3 +170,73 @@ def _reachable(host: str) -> str:
         return "localhost" if ipaddress.ip_address(host).is_unspecified else host
     except ValueError:
         return host
+
+
+# The client at a party, and its relay
+
+
+def start_relay(folder: Path, server: str) -> None:
+    """Start the relay of this party to the server at HOST:PORT, unless it runs."""
+    folder = folder.resolve()
+    handle = lock(folder / "relay.lock")
+    if handle is None:
+        return
+    handle.close()
+    kits.point_site(folder / KIT, server)
+    with open(folder / "nvflare.log", "ab") as log:
+        subprocess.Popen(
+            [sys.executable, "-m", __name__, str(folder)],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+
+def end_relay(folder: Path) -> None:
+    """End the relay: this party's run is over."""
+    handle = lock(folder / "relay.lock")
+    if handle is not None:  # it has ended
+        handle.close()
+        return
+    with suppress(ValueError, ProcessLookupError):
+        os.kill(int((folder / "relay.lock").read_text(encoding="ascii")), signal.SIGTERM)
+
+
+def socket_of(folder: Path) -> Path:
+    """Where `dither join` answers."""
+    return folder.resolve() / "node.sock"
+
+
+def _client(folder: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "nvflare.private.fed.app.client.client_train", "-m", str(folder / KIT)]
+    command += ["-s", "fed_client.json", "--set", "secure_train=true", f"uid={keys.party_name(folder)}"]
+    command += ["config_folder=config", f"org={kits.ORGANISATION}"]
+    environment = {**os.environ, SOCKET: str(socket_of(folder))}
+    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, **separate_process())
+
+
+def relay(folder: Path) -> None:
+    """Run until nobody needs it."""
+    own = lock(folder / "relay.lock")
+    if own is None:
+        return
+    own.truncate(0)
+    own.write(str(os.getpid()))
+    own.flush()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    client, pause, used = _client(folder), _FIRST_PAUSE, time.monotonic()
+    try:
+        while time.monotonic() - used < _ALONE_SECONDS:
+            time.sleep(0.5)
+            if client.poll() is not None:
+                time.sleep(pause)
+                client, pause = _client(folder), min(2 * pause, _LONGEST_PAUSE)
+            if answers_at(socket_of(folder)):
+                used = time.monotonic()
+    finally:
+        stop(client)
+
+
+if __name__ == "__main__":
+    relay(Path(sys.argv[1]).resolve())

@@ -54,7 +54,7 @@ function start({ limits, methods, defaults }) {
   const byEpsilon = chart("Required noise against ε", "The accountant solves for every point. The dot is the plan.");
   const byRounds = chart("Required noise against rounds", "More rounds reveal more, so each round needs more noise.");
   const boundBox = h("div", {});
-  const boundNote = h("div", {});
+  const boundNote = h("div", {}, h("p", { class: "muted" }, "computing …"));
   const specBox = h("pre", { tabindex: 0, "aria-label": "spec as TOML" });
   const copyButton = h("button", { class: "primary", onclick: () => copy(specBox.textContent, copyButton) }, "Copy spec");
 

@@ -27,8 +27,8 @@ function overview(run) {
     h("div", { class: "tiles" },
       tile(`Test ${row.score}`, row.accuracy === null ? "–" : row.accuracy.toFixed(4), `loss ${short(row.loss, 4)}`),
       tile("Rounds", row.num_rounds ? `${row.round} / ${row.num_rounds}` : String(row.round), row.seconds === null ? "" : `${short(row.seconds)} s`),
-      tile("Claimed ε", run.claimed ? epsilon(run.claimed.value) : "–", run.claimed ? `per ${run.claimed.unit}, by the paper` : "known when the run ends", "claimed"),
       tile("Proven ε", main ? epsilon(main.value) : "–", main ? `${main.assumed ? "assumed; " : ""}per ${main.unit}, ${main.adjacency}` : "known when the run ends", "proven"),
+      tile("Claimed ε", run.claimed ? epsilon(run.claimed.value) : "–", run.claimed ? `per ${run.claimed.unit}, by the paper` : "known when the run ends", "claimed"),
       tile("Attacked ε", attack ? `≥ ${epsilon(attack.value)}` : "–", attack ? attack.verdict : "not attacked yet: dither audit", "attacked"),
       row.budget && !row.budget.problem ? tile("Budget left", epsilon(row.budget.left), `of ${epsilon(row.budget.budget)} for this data set`) : null),
   ];
@@ -141,7 +141,7 @@ async function computed() {
   const clients = analysis.clients && !sameForAll(analysis) ? chart("Proven ε of each client", "ε of each client, from the rounds it took part in.") : null;
   lazy.replaceChildren(h("div", { class: "grid" },
     h("section", { class: "card" }, h("h2", {}, "ε by round"), byRound.figure),
-    h("section", { class: "card" }, h("h2", {}, "Noise schedule"), noise.figure),
+    h("section", { class: "card" }, h("h2", {}, "Noise schedule"), steadyNoise(analysis.noise) ?? noise.figure),
     h("section", { class: "card" }, h("h2", {}, "Participation"), everybody ? h("p", {}, "Every client took part in every round.") : map.figure),
     h("section", { class: "card" }, h("h2", {}, "ε by client"), clients ? clients.figure : sameForAll(analysis) ?? spreadOverClients())));
   const target = current.row.noise === "proven" ? number(current.row.target) : null;
@@ -152,7 +152,7 @@ async function computed() {
     ],
     layout: { showlegend: Boolean(target), xaxis: { title: "rounds", rangemode: "tozero" }, yaxis: { title: "proven ε", rangemode: "tozero" } },
   }));
-  draw(noise.box, (c) => ({
+  if (!steadyNoise(analysis.noise)) draw(noise.box, (c) => ({
     traces: Object.entries(analysis.noise).map(([channel, one], i) => ({ x: one.rounds, y: one.multiplier, name: channel, mode: "lines+markers", marker: { size: 4 }, line: { color: c[i + 2], width: 2.2 }, customdata: one.std, hovertemplate: `round %{x}: σ/Δ = %{y:.4g}, σ = %{customdata:.4g}<extra>${channel}</extra>` })),
     layout: { showlegend: Object.keys(analysis.noise).length > 1, xaxis: { title: "rounds" }, yaxis: { title: "noise multiplier σ/Δ", rangemode: "tozero" } },
   }));
@@ -185,6 +185,14 @@ function sameForAll(analysis) {
   const values = [...new Set((analysis.clients?.epsilon ?? []).map((value) => epsilon(value)))];
   if (values.length !== 1) return null;
   return h("p", {}, `All ${analysis.clients.names.length} clients have the same proven ε, to three digits: `, h("strong", {}, values[0]), ".");
+}
+
+function steadyNoise(noise) {
+  const channels = Object.entries(noise);
+  const same = (values) => values.every((value) => short(value, 4) === short(values[0], 4));
+  if (!channels.length || !channels.every(([, one]) => same(one.multiplier) && same(one.std))) return null;
+  return h("div", {}, ...channels.map(([channel, one]) => h("p", {}, `The same in every round (${channel}): σ/Δ = ${short(one.multiplier[0], 4)}, σ = ${short(one.std[0], 4)}.`)),
+    h("p", { class: "muted small" }, "σ is the noise's standard deviation, Δ the sensitivity. Higher σ/Δ is more private."));
 }
 
 function spreadOverClients() {

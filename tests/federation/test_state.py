@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dither.errors import DamagedFile, FederationError
-from dither.federation import keys, releases
+from dither.federation import keys, state
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def record(tmp_path):
     identities = {name: keys.Identity.load(home) for name, home in homes.items()}
 
     def opened(name="ann", terms="t"):
-        return releases.ReleaseRecord(tmp_path, name, terms, identities[name])
+        return state.ReleaseRecord(tmp_path, name, terms, identities[name])
 
     ann = opened()
     for index, content in enumerate((b"zero", b"one", b"one", b"one again", b"two")):
@@ -24,7 +24,7 @@ def record(tmp_path):
 
 
 def lines(folder):
-    return (folder / releases.RECORD).read_text().splitlines(keepends=True)
+    return (folder / state.RELEASES).read_text().splitlines(keepends=True)
 
 
 def test_a_repeated_upload_is_no_new_release_and_a_new_attempt_is_one(record):
@@ -34,12 +34,12 @@ def test_a_repeated_upload_is_no_new_release_and_a_new_attempt_is_one(record):
     again.append(2, b"two")
     assert len(lines(folder)) == 4
     again.append(3, b"three")
-    assert releases.check_record(folder, keyring)["releases"] == 5
+    assert state.check_record(folder, keyring)["releases"] == 5
     statement = again.statement()
-    assert releases.check_statement(statement, "ann", "t", keyring)["releases"] == 5
+    assert state.check_statement(statement, "ann", "t", keyring)["releases"] == 5
     for who, terms in (("bob", "t"), ("ann", "other")):
         with pytest.raises(FederationError, match="another"):
-            releases.check_statement(statement, who, terms, keyring)
+            state.check_statement(statement, who, terms, keyring)
 
 
 @pytest.mark.parametrize(
@@ -58,17 +58,17 @@ def test_a_record_that_was_changed_is_refused(record, change, why):
     before = lines(folder)
     changed = change(before)
     assert changed != before
-    (folder / releases.RECORD).write_text("".join(changed))
+    (folder / state.RELEASES).write_text("".join(changed))
     with pytest.raises(DamagedFile, match=why):
-        releases.check_record(folder, keyring)
+        state.check_record(folder, keyring)
 
 
 def test_half_a_line_is_dropped_and_another_partys_line_refused(record):
     folder, keyring, opened = record
     whole = lines(folder)
-    (folder / releases.RECORD).write_text("".join(whole) + whole[-1][:40])  # the power failed: nothing left
+    (folder / state.RELEASES).write_text("".join(whole) + whole[-1][:40])  # the power failed: nothing left
     opened().append(3, b"three")
-    assert releases.check_record(folder, keyring)["releases"] == 5
+    assert state.check_record(folder, keyring)["releases"] == 5
     opened("bob").append(4, b"four")
     with pytest.raises(DamagedFile, match="line 6 does not follow"):
-        releases.check_record(folder, keyring)
+        state.check_record(folder, keyring)
