@@ -274,7 +274,7 @@ def test_those_that_run_are_ended_where_another_cannot_be_started(monkeypatch):
     monkeypatch.setattr(common, "_move_to", lambda cores: None)
     monkeypatch.setattr(common, "_CHILD_SECONDS", 0.1)
     monkeypatch.setattr(common.subprocess, "Popen", start)
-    with pytest.raises(OSError, match="no room"), common.several(3, None, None, silent=True):
+    with pytest.raises(OSError, match="no room"), common.several(3, None, None):
         pass
     assert len(started) == 1
     assert started[0].poll() == -signal.SIGKILL
