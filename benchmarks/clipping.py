@@ -23,6 +23,7 @@ from jax_privacy import clipping as jax_privacy
 
 from dither import models
 from dither.privacy import clipping
+from dither.types import Batch
 
 BATCH = 64
 MODELS = {"mlp 784-256-10": models.mlp(784, 10, (256,)), "cnn 16-32-32-10": models.cnn((28, 28, 1), 10)}
@@ -36,7 +37,9 @@ def steps(model: models.Model) -> dict:
 
     def ours(which: models.Model, mode: str):
         options = {"divisor": float(BATCH), "clip_norm": 1.0, "mode": mode}
-        return _step(lambda p, x, y: clipping.gradient(which, p, x, y, jnp.ones(BATCH), **options).gradient, x, y)
+        return _step(
+            lambda p, x, y: clipping.gradient(which, p, Batch(x, y, jnp.ones(BATCH)), **options).gradient, x, y
+        )
 
     def theirs(microbatch: int):
         def loss(p, one_x, one_y):

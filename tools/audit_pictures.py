@@ -10,10 +10,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import audit_membership
+import audit_reconstruction
 import numpy as np
 
 from dither import data
-from dither.auditing import audit, membership, reconstruction, report
+from dither.auditing import audit, report
 from dither.errors import DataError
 from dither.experiment import plots
 from dither.spec import Spec
@@ -58,7 +60,7 @@ def members(folder: Path, shadows: int) -> None:
     figure, axes = plots.new_figure(1, 1, width=5.2, height=4.2)
     axis = axes[0][0]
     for name, values, colour in (("no noise", OVERFIT, plots.VERMILION), ("proven ε = 3", PRIVATE, plots.BLUE)):
-        found = membership.lira(
+        found = audit_membership.lira(
             Spec().with_values({"method": values["method"]}).with_values(values), shadows=shadows
         )
         grid = np.geomspace(1e-5, 1, 400)
@@ -85,8 +87,8 @@ def pictures(folder: Path) -> None:
         ("noise as printed,\nclaimed ε = 0.5", {}),
         ("noise for which\nε = 0.5 is proved", {"privacy.noise": "proven"}),
     ]
-    leaks = reconstruction.reconstruct(dataset, rows, noises)
-    reconstruction.draw(dataset, rows, leaks, folder / "audit-reconstruction.png")
+    leaks = audit_reconstruction.reconstruct(dataset, rows, noises)
+    audit_reconstruction.draw(dataset, rows, leaks, folder / "audit-reconstruction.png")
     print([(leak.name.replace("\n", " "), round(leak.likeness, 3)) for leak in leaks])
 
 

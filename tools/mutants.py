@@ -43,7 +43,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
 FORK = multiprocessing.get_context("fork")
 MAP = ROOT / "build" / "mutants-map.json"
 TARGETS = {
-    "privacy": ("clipping", "noise", "sampling", "discrete", "entropy", "lattice", "chacha"),
+    "privacy": ("clipping", "noise", "sampling", "discrete", "entropy", "lattice"),
     "accounting": ("*",),
     "accounting/ledger": ("filter", "book"),
     "methods": (

@@ -53,6 +53,14 @@ class Records(NamedTuple):
         return self.x[rows], self.y[rows]
 
 
+class Batch(NamedTuple):
+    """The records of one local step, with 0/1 weights (0 is padding)."""
+
+    x: Array
+    y: Array
+    weights: Array
+
+
 class Keys(NamedTuple):
     """A client's randomness in one round, one stream per purpose."""
 

@@ -52,6 +52,12 @@ def test_the_bound_holds_for_every_single_client(seed, num_sizes):
     assert bound <= max(each) * 1.5  # and it is not empty words
 
 
+def test_every_recipe_is_listed_where_a_client_of_another_size_never_took_part():
+    tried = planned(decaying, [60, 60, 60, 80], [np.arange(3)] * 2).tried()
+    assert tried == planned(decaying, [60, 60, 60], [np.arange(3)] * 2).tried()
+    assert len(tried) == 3 * (1 + 2 + 3 + 3)  # upload; and sum; and downlink, twice
+
+
 def test_constant_noise_gives_the_exact_value_of_the_busiest_client():
     def constant(info):
         return decaying(info._replace(index=3))

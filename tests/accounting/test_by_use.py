@@ -8,9 +8,8 @@ import pytest
 from scipy.stats import norm
 
 from dither import accounting
-from dither.accounting import views
+from dither.accounting import convex_message_epsilon, inclusion_probability, views
 from dither.accounting.ledger import entries
-from dither.accounting.mixtures import convex_message_epsilon, inclusion_probability
 from dither.experiment.build import build_experiment
 from dither.types import Conditions, Release, Sampling, Uses
 from tests.auditing.grid import small_dataset, small_spec

@@ -66,7 +66,7 @@ def test_every_view_and_a_decaying_schedule(view, epsilon):
 
 
 def test_agrees_with_the_analytic_calibration():
-    noise = accounting.calibrate(2.0, lambda z: accounting.plain_epsilon(z, 1, 1e-6))
+    noise = accounting.calibrate(2.0, lambda z: accounting.gaussian_epsilon(1 / z, 1e-6))
     assert noise == pytest.approx(accounting.gaussian_noise_multiplier(2.0, 1e-6), rel=1e-3)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.integrate import quad
 
-from dither import accounting
+from dither import accounting, methods
 
 mus = st.floats(-13.8, 6.9).map(math.exp)  # 1e-6 .. 1e3
 deltas = st.floats(-40.0, -2.0).map(math.exp)
@@ -53,7 +53,6 @@ def test_composition_adds_squares():
     assert accounting.compose_gaussians([(2.0, 4), (0.5, 1)]) == pytest.approx(math.sqrt(1 + 4))
     assert accounting.compose_gaussians([(0.0, 1)]) == math.inf
     assert accounting.compose_gaussians([(0.0, 0)]) == 0.0
-    assert accounting.plain_epsilon(3.0, 9, 1e-5) == pytest.approx(accounting.gaussian_epsilon(1.0, 1e-5))
 
 
 def test_ends():
@@ -84,7 +83,7 @@ def test_conversions_are_ordered(rho, delta):
     exact = accounting.gaussian_epsilon(math.sqrt(2 * rho), delta)
     tight = accounting.zcdp_epsilon_tight(rho, delta)
     assert exact <= tight * (1 + 1e-9)
-    assert tight <= accounting.zcdp_epsilon(rho, delta) * (1 + 1e-9)
+    assert tight <= methods.epsilon_from_zcdp(rho=rho, delta=delta) * (1 + 1e-9)
 
 
 @given(rho=st.floats(1e-3, 20.0), delta=st.floats(1e-10, 0.05))
@@ -116,7 +115,7 @@ def test_a_rate_that_is_no_probability_is_refused(rate):
 @pytest.mark.parametrize("count", [-1, 1.5])
 def test_a_count_that_is_no_number_of_releases_is_refused(count):
     with pytest.raises(ValueError, match="count="):
-        accounting.plain_epsilon(1.0, count, 1e-5)
+        accounting.fixed_size_epsilon(0.1, 1.0, count, 1e-5)
 
 
 @pytest.mark.parametrize("failure", [-1e-9, 1.5, math.nan])
@@ -130,5 +129,5 @@ def test_classical_constant_fails_beyond_its_range():
     limit = accounting.classical_valid_up_to(1e-5)
     assert limit == pytest.approx(8.42, abs=0.01)
     for epsilon, good in ((limit * 0.99, True), (limit * 1.01, False)):
-        mu = 1 / accounting.classical_noise_multiplier(epsilon, 1e-5)
+        mu = 1 / methods.classical_noise_multiplier(epsilon=epsilon, delta=1e-5)
         assert (accounting.gaussian_epsilon(mu, 1e-5) <= epsilon) is good

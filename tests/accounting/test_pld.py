@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dither import accounting
 from dither.accounting import pld
 from dither.accounting.composition import Group, Item, groups_epsilon
+from tests.accounting import renyi
 
 
 def single(curve, count, delta):
@@ -141,10 +142,10 @@ def test_renyi_divergences_agree_where_the_library_is_accurate():
 
     accountant = dp_accounting.rdp.RdpAccountant([2, 3, 8, 32], dp_accounting.NeighboringRelation.REPLACE_ONE)
     accountant.compose(dp_accounting.SampledWithoutReplacementDpEvent(25, 2, dp_accounting.GaussianDpEvent(1.5)))
-    np.testing.assert_allclose(accounting.fixed_size_rdp(0.08, 1.5, [2, 3, 8, 32]), accountant._rdp, rtol=1e-9)
+    np.testing.assert_allclose(renyi.fixed_size_rdp(0.08, 1.5, [2, 3, 8, 32]), accountant._rdp, rtol=1e-9)
     for rate, noise_multiplier in ((0.0, 1.5), (0.08, math.inf)):
-        np.testing.assert_array_equal(accounting.fixed_size_rdp(rate, noise_multiplier, [2, 8]), [0.0, 0.0])
-    np.testing.assert_allclose(accounting.fixed_size_rdp(1.0, 1.5, [2, 8]), [2 * 0.5 / 1.5**2, 8 * 0.5 / 1.5**2])
+        np.testing.assert_array_equal(renyi.fixed_size_rdp(rate, noise_multiplier, [2, 8]), [0.0, 0.0])
+    np.testing.assert_allclose(renyi.fixed_size_rdp(1.0, 1.5, [2, 8]), [2 * 0.5 / 1.5**2, 8 * 0.5 / 1.5**2])
 
 
 def test_renyi_divergence_bounds_the_exact_one():
@@ -155,14 +156,14 @@ def test_renyi_divergence_bounds_the_exact_one():
     density = np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
     orders = [2, 5, 20, 64]
     exact = [math.log1p(np.trapezoid(density * (ratio**a - 1), x)) / (a - 1) for a in orders]
-    bound = accounting.fixed_size_rdp(rate, noise_multiplier, orders)
+    bound = renyi.fixed_size_rdp(rate, noise_multiplier, orders)
     assert np.all(bound >= exact)
     assert bound[0] <= 4.2 * exact[0]
 
 
-def test_fallback_is_looser_and_valid():
+def test_renyi_divergences_give_a_looser_epsilon():
     tight = accounting.fixed_size_epsilon(0.05, 2.0, 500, 1e-5)
-    loose = accounting.fixed_size_epsilon(0.05, 2.0, 500, 1e-5, method="rdp")
+    loose = renyi.epsilon(renyi.fixed_size_rdp, [(0.05, 2.0, 500)], 1e-5)
     assert tight < loose < 4 * tight
 
 
@@ -200,7 +201,7 @@ epsilons = {
     "fixed": accounting.fixed_size_epsilon,
     "poisson": accounting.poisson_epsilon,
     "poisson replace-one": lambda *a: accounting.poisson_epsilon(*a, adjacency="replace-one"),
-    "plain": lambda _, z, n, d: accounting.plain_epsilon(z, n, d),
+    "plain": lambda _, z, n, d: accounting.gaussian_epsilon(math.sqrt(n) / z, d),
 }
 
 
@@ -223,7 +224,7 @@ def test_epsilon_falls_with_noise_and_grows_with_rounds(kind, rate, z, steps, fa
 @settings(max_examples=20, deadline=None)
 @given(rate=rates, z=multipliers, steps=st.integers(1, 300))
 def test_sampling_never_hurts_and_adjacencies_are_ordered(rate, z, steps):
-    plain = accounting.plain_epsilon(z, steps, 1e-5)
+    plain = accounting.gaussian_epsilon(math.sqrt(steps) / z, 1e-5)
     assert accounting.fixed_size_epsilon(rate, z, steps, 1e-5) <= plain * 1.001 + 1e-6
     removed = accounting.poisson_epsilon(rate, z, steps, 1e-5)
     replaced = accounting.poisson_epsilon(rate, z, steps, 1e-5, adjacency="replace-one")
@@ -245,8 +246,8 @@ def test_wrong_steps_are_refused():
         accounting.fixed_size_epsilon(1.5, 1.0, 3, 1e-5)
     with pytest.raises(ValueError, match="noise_multiplier=-1"):
         accounting.fixed_size_epsilon(0.5, -1.0, 3, 1e-5)
-    with pytest.raises(ValueError, match="method='moments'"):
-        accounting.fixed_size_epsilon(0.5, 1.0, 3, 1e-5, method="moments")
+    with pytest.raises(ValueError, match="adjacency='zero'"):
+        accounting.poisson_epsilon(0.5, 1.0, 3, 1e-5, adjacency="zero")
     assert accounting.fixed_size_epsilon(0.5, 0.0, 3, 1e-5) == math.inf
     assert accounting.fixed_size_epsilon(0.5, 1.0, 0, 1e-5) == 0.0
     assert accounting.fixed_size_epsilon(0.0, 1.0, 3, 1e-5) == 0.0

@@ -7,6 +7,7 @@ import pytest
 
 from dither.accounting import ClientRange, ProvenRow
 from dither.experiment import folder
+from dither.experiment.report import decode
 
 ROW = ProvenRow("sum", "zero-out", 1.25, 1e-5, "run", "R6", not_covered=("rounding (G8)",), detail="5 rounds")
 
@@ -22,8 +23,8 @@ ROW = ProvenRow("sum", "zero-out", 1.25, 1e-5, "run", "R6", not_covered=("roundi
     ],
 )
 def test_a_row_comes_back_from_json_as_it_was(row):
-    assert ProvenRow.from_json(json.loads(folder.to_json(row))) == row
-    assert ProvenRow.from_json(row.to_json()) == row
+    assert decode(ProvenRow, json.loads(folder.to_json(row))) == row
+    assert decode(ProvenRow, row.to_json()) == row
 
 
 def test_optional_entries_are_left_out_of_json():
@@ -34,4 +35,4 @@ def test_optional_entries_are_left_out_of_json():
 @pytest.mark.parametrize("broken", [{}, {**ROW.to_json(), "value": "large"}, {**ROW.to_json(), "not_covered": 3}])
 def test_what_is_no_row_is_refused(broken):
     with pytest.raises((KeyError, TypeError, ValueError)):
-        ProvenRow.from_json(broken)
+        decode(ProvenRow, broken)

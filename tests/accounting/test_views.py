@@ -132,7 +132,7 @@ def test_nbafl_channels():
     assert rows["broadcast"].recipe == "R1 joint"
     assert rows["final"].value == pytest.approx(11.918178190326882, rel=1e-6)
     assert rows["final"].recipe == "R1 downlink"
-    assert rows["upload"].value == pytest.approx(accounting.plain_epsilon(constant / 50, 25, 0.01))
+    assert rows["upload"].value == pytest.approx(accounting.gaussian_epsilon(5 * 50 / constant, 0.01))
     assert table(rounds, 0.01, adjacency=REPLACE_ONE)["broadcast"].value == rows["final"].value
 
 
@@ -246,10 +246,10 @@ def test_certain_rounds_count_beside_those_that_are_drawn():
         conditions = Conditions(participation=accounting.binomial(total, 0.1, certain=certain))
         return table(list(participations), 1e-5, conditions, adjacency=REPLACE_ONE, views=("upload",))["upload"]
 
-    one = accounting.plain_epsilon(4.0, 1, 1e-5)
+    one = accounting.gaussian_epsilon(1 / 4, 1e-5)
     assert drawn(1, (noisy, 1)).value == pytest.approx(one)
     assert drawn(0, (noisy, 1)).value < one
-    assert one < drawn(1, (noisy, 6)).value < accounting.plain_epsilon(4.0, 6, 1e-5)
+    assert one < drawn(1, (noisy, 6)).value < accounting.gaussian_epsilon(math.sqrt(6) / 4, 1e-5)
     assert drawn(1, (noisy, 1), (quiet, 5)).value > drawn(1, (quiet, 1), (noisy, 1), (quiet, 4)).value
     assert "5 rounds with probability 0.1 and in 1 for sure" in drawn(1, (noisy, 6)).detail
 
@@ -307,7 +307,7 @@ def test_adaptive_selection_is_refused():
     honest = Conditions(participation=accounting.binomial(20, 0.5))
     adaptive = Conditions(participation=accounting.binomial(20, 0.5, adaptive=True))
     every = table(rounds, 1e-5, adaptive, adjacency=REPLACE_ONE)["upload"]
-    assert every.value == pytest.approx(accounting.plain_epsilon(3.0, 20, 1e-5))
+    assert every.value == pytest.approx(accounting.gaussian_epsilon(math.sqrt(20) / 3, 1e-5))
     assert "adaptive" in every.detail
     assert table(rounds, 1e-5, honest, adjacency=REPLACE_ONE)["upload"].value < every.value
 

@@ -373,9 +373,7 @@ def test_prediction_file_without_label(patients: Path, tmp_path: Path) -> None:
 def test_trailing_commas_do_not_shift_columns(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("a,b,label\n1,2,x,\n3,4,y,\n")
-    with pytest.warns(pd.errors.ParserWarning):
-        frame = data.read_table(path)
-    assert frame["a"].tolist() == ["1", "3"]
+    assert data.read_table(path)["a"].tolist() == ["1", "3"]
 
 
 @pytest.mark.parametrize(

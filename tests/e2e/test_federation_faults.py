@@ -90,7 +90,7 @@ def outlive(run, who, phases):
     run.faults(who, phases)
     run.serve()
     run.join_all()
-    run.revive(900)
+    run.revive(1800)
     assert run.wait("server", 30) == 0, run.output("server")
     assert run.died(who) == len(phases), run.output(who)
 
@@ -117,9 +117,9 @@ def test_a_node_killed_in_each_phase_changes_nothing(tmp_path, transport):
         assert ledgers(run) == {name: list(range(12)) for name in NAMES}
 
 
-@FLOWER
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("mode", ["real", "off"])
-def test_a_server_killed_in_each_phase(tmp_path, mode):
+def test_a_server_killed_in_each_phase(tmp_path, mode, transport):
     """It goes on after the last complete round. In the open nothing is lost (DP-SCAFFOLD: nor what nodes keep).
     Under secure aggregation a round that was being opened is, because nobody helps to open two sums of one round.
     Ledgers: every round once."""
@@ -135,7 +135,7 @@ def test_a_server_killed_in_each_phase(tmp_path, mode):
             "federation.round_timeout": 90.0,
         },
     )
-    with Processes(Parties(tmp_path, spec)) as run:
+    with Processes(Parties(tmp_path, spec), transport=transport) as run:
         outlive(run, "server", phases)
         expected = [[] if index in lost else list(NAMES) for index in range(count)]
         assert [line["counted"] for line in rounds(run)] == expected
@@ -189,13 +189,13 @@ def party_logs(run, name):
     return (run.folder / "keys" / "parties" / name / "runs").glob("*/log.jsonl")
 
 
-@FLOWER
-def test_progress_under_a_kill_every_twenty_seconds(tmp_path):
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_progress_under_a_kill_every_twenty_seconds(tmp_path, transport):
     """Five minutes in which the server or a party is killed (SIGKILL) every 20 s, wherever it is, and started
     again at once: rounds are completed all the while, and every ledger holds what was computed, once."""
     rng, begun = random.Random(3), time.monotonic()
     spec = small_spec(**{"num_rounds": 500, "secagg.mode": "real", "federation.round_timeout": 30.0})
-    with Processes(Parties(tmp_path, spec)) as run:
+    with Processes(Parties(tmp_path, spec), transport=transport) as run:
         run.start_until_round(1, 300)
         done, until = [len(rounds(run))], time.monotonic() + 300
         while time.monotonic() < until:

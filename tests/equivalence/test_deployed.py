@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dither.accounting.lattice_noise import SUM_WIDTH
+from dither.accounting.exact import SUM_WIDTH
 from dither.errors import FederationError
 from dither.experiment import build
 from dither.federation import mailbox

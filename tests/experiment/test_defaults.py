@@ -72,8 +72,9 @@ def test_the_records_do_not_change_what_is_chosen(tmp_path: Path) -> None:
     [
         (table(0), "'data' has a header but no rows"),
         ({"north": table(120), "south": table(0)}, "'south' has a header but no rows"),
+        ({"north": table(120), "south": table(120)[::-1]}, "'north' and 'south' hold the same records"),
         (pd.concat([table(120), table(120)[["age"]]], axis=1), "'data' has two columns called 'age'"),
-        (table(120).assign(scans=[[1, 2]] * 120), "column 'scans' holds lists or other objects"),
+        (table(120).assign(scans=[[1, 2]] * 120), "column 'scans' of 'data' holds lists"),
         (
             table(120).assign(ill=[None, "yes", "no"] * 40),
             "is empty in row 1 and 39 more; remove rows without a label",

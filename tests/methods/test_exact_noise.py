@@ -10,7 +10,7 @@ import pytest
 
 from dither import accounting, models
 from dither.accounting import exact, views
-from dither.accounting.lattice_noise import SUM_WIDTH, WIDTH
+from dither.accounting.exact import SUM_WIDTH, WIDTH
 from dither.experiment import build
 from dither.methods import local, prepare
 from dither.privacy import noise

@@ -90,7 +90,7 @@ def test_more_local_steps_start_faster_and_end_higher():
     }
 
     def bound(tau, rounds):
-        training = cpfed.CpfedTraining(local_steps=tau, num_rounds=rounds, **run)
+        training = cpfed.AveragingTraining(local_steps=tau, num_rounds=rounds, **run)
         return cpfed.convergence_convex(training, corrected=True).total
 
     assert bound(10, 50) < bound(1, 50)

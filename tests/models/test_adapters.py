@@ -40,7 +40,8 @@ def equinox_mixing(num_outputs, key):
 
 
 class NnxNet(nnx.Module):
-    def __init__(self, input_shape, num_outputs, rngs, norm=""):
+    def __init__(this, input_shape, num_outputs, rngs, norm=""):  # by whatever name
+        self = this
         self.conv = nnx.Conv(input_shape[-1], 4, (3, 3), rngs=rngs)
         self.norm = nnx.BatchNorm(4, rngs=rngs) if norm == "batch" else nnx.GroupNorm(4, 2, rngs=rngs)
         self.dropout = nnx.Dropout(0.5, rngs=rngs)
@@ -111,6 +112,11 @@ def mixing(num_outputs):
         (Model(lambda key: {}, lambda params, x: x[:, :3]), {}, "no parameters to train"),
         (lambda num_outputs: models.softmax(30, num_outputs + 1), {}, r"scores of shape \(3, 4\).*\(3, 3\)"),
         (models.softmax(30, 3), {"width": 3}, "are for a factory"),
+        (
+            Model(lambda key: {"w": jnp.ones(3)}, lambda params, x: (x, params["w"])),
+            {},
+            "gives a tuple for a batch",
+        ),
         (
             Model(lambda key: {"w": jnp.ones(3, jnp.bfloat16)}, lambda params, x: x[:, :3] * params["w"]),
             {},

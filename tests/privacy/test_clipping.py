@@ -7,6 +7,7 @@ import pytest
 
 from dither import models
 from dither.privacy import clipping
+from dither.types import Batch
 
 
 def example_gradients(model, params, x, y):
@@ -108,7 +109,14 @@ def test_batch_clip_with_the_regulariser_inside_or_outside(inside):
     model = models.logistic(12)
     params, (x, y, weights) = randomised(model), batch(2)
     got = clipping.gradient(
-        model, params, x, y, weights, divisor=10.0, clip_norm=0.2, mode="batch", l2=0.1, l2_inside_clip=inside
+        model,
+        params,
+        Batch(x, y, weights),
+        divisor=10.0,
+        clip_norm=0.2,
+        mode="batch",
+        l2=0.1,
+        l2_inside_clip=inside,
     ).gradient
     plain = jax.grad(lambda p: jnp.sum(weights * models.losses(model, p, x, y)) / 10.0)(params)
     penalty = jax.tree.map(lambda leaf: 0.2 * leaf, params)

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dither.accounting.lattice_noise import WIDTH
+from dither.accounting.exact import WIDTH
 from dither.errors import SpecError
-from dither.privacy import chacha, entropy, lattice, noise
+from dither.privacy import entropy, lattice, noise
 from dither.privacy.entropy import OsEntropy
 
 KEY = np.arange(32, dtype=np.uint8).view(np.uint32)  # 00 01 02 ... 1f, as in RFC 8439
@@ -47,13 +47,13 @@ def as_words(text):
 def test_twenty_rounds_give_the_vectors_of_rfc_8439(key, counter, nonce, expected):
     counters = np.array([counter, counter + 1], np.uint32)
     seed = [jnp.uint32(word) for word in (*key, *as_words(nonce))]
-    block = np.stack(jax.jit(lambda seed: chacha.block(seed, counters, rounds=20))(seed))
+    block = np.stack(jax.jit(lambda seed: entropy.chacha_block(seed, counters, rounds=20))(seed))
     np.testing.assert_array_equal(block[:, 0], as_words(expected))
 
 
 def test_twelve_rounds_give_the_vector_of_chacha12():
     """Test case 1 of draft-strombergson-chacha-test-vectors, 256 bits of key: all zero."""
-    block = jax.jit(chacha.block)([jnp.uint32(0)] * 11, np.zeros(1, np.uint32))
+    block = jax.jit(entropy.chacha_block)([jnp.uint32(0)] * 11, np.zeros(1, np.uint32))
     expected = (
         "9bf49a6a0755f953811fce125f2683d50429c3bb49e074147e0089a52eae155f"
         "0564f879d27ae3c02ce82834acfa8c793a629f2ca0de6919610be82f411326be"
@@ -126,8 +126,8 @@ def test_a_key_is_an_argument_of_the_program_alone():
 def test_a_gpus_kernel_draws_what_xla_draws():
     """The kernel is interpreted here; the seeds are two equal ones and one other."""
     seed = jnp.asarray(np.stack([np.arange(11), np.arange(11), np.arange(11) + 5]).astype(np.uint32))
-    kernel = jax.jit(lambda seed: chacha.draws(seed, 700, kernel=True, interpret=True))(seed)
-    by_xla = np.asarray(jax.jit(lambda seed: chacha.draws(seed, 700))(seed))
+    kernel = jax.jit(lambda seed: entropy.chacha_draws(seed, 700, kernel=True, interpret=True))(seed)
+    by_xla = np.asarray(jax.jit(lambda seed: entropy.chacha_draws(seed, 700))(seed))
     np.testing.assert_array_equal(kernel, by_xla)
     assert np.abs(np.corrcoef(by_xla)[np.triu_indices(3, 1)]).max() < 6 / np.sqrt(700)
     assert abs(by_xla.std() / WIDTH - 1) < 6 / np.sqrt(2 * by_xla.size)
@@ -136,11 +136,11 @@ def test_a_gpus_kernel_draws_what_xla_draws():
 def test_the_words_of_a_block_make_five_draws():
     """Ten words pick, five decide ties, and the last one is added to these for the second picks."""
     seed = jnp.asarray(np.arange(4, 15, dtype=np.uint32))
-    drawn = jax.jit(lambda seed: chacha.draws(seed, 5 * 2**16))(seed)
+    drawn = jax.jit(lambda seed: entropy.chacha_draws(seed, 5 * 2**16))(seed)
 
     @jax.jit
     def by_hand(seed, last):
-        words = chacha.block(list(seed), jnp.arange(2**16, dtype=jnp.uint32))
+        words = entropy.chacha_block(list(seed), jnp.arange(2**16, dtype=jnp.uint32))
         low = [(words[10 + i], words[10 + i] ^ words[15] ^ last) for i in range(5)]
         return jnp.concatenate([lattice.draw(words[2 * i : 2 * i + 2], low[i]) for i in range(5)])
 

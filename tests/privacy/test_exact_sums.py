@@ -10,8 +10,9 @@ import pytest
 
 from dither import models
 from dither.accounting import exact
-from dither.accounting.lattice_noise import WIDTH
+from dither.accounting.exact import WIDTH
 from dither.privacy import clipping, lattice, noise
+from dither.types import Batch
 from tests.privacy.test_totality import FEATURES, MODELS, strange_records
 
 CLIP = 0.7
@@ -23,8 +24,8 @@ def on_lattice(model, params, mode, step, fixed_places, divisor=1.0):
 
     def integers(x, y, weights):
         found = clipping.on_lattice(
-            model, params, x, y, weights, divisor=jnp.float32(divisor), clip_norm=jnp.float32(CLIP), mode=mode,
-            scale=1 / step, fixed_places=fixed_places,
+            model, params, Batch(x, y, weights), divisor=jnp.float32(divisor), clip_norm=jnp.float32(CLIP),
+            mode=mode, scale=1 / step, fixed_places=fixed_places,
         )  # fmt: skip
         return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(found.gradient)])
 

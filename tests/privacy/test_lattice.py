@@ -14,7 +14,7 @@ import pytest
 import scipy.signal
 from scipy import stats
 
-from dither.accounting.lattice_noise import (
+from dither.accounting.exact import (
     FAILURE_PER_DRAW,
     SPREAD,
     STD_FACTOR,
@@ -65,7 +65,7 @@ def test_the_table_draws_its_law_exactly():
 
 
 def test_the_stated_constants_hold():
-    """Items 1 to 5 of the proof in `accounting.lattice_noise`."""
+    """Items 1 to 5 of the proof in `accounting.exact`."""
     weights = lattice._weights(2 * BINS)  # beyond these, less than 2^-900 in all
     total = weights[0] + 2 * sum(weights[1:])
     cases = {x - BINS // 2: int(count) for x, count in enumerate(lattice.law())}
@@ -85,7 +85,7 @@ def test_the_stated_constants_hold():
 
 
 def test_the_sum_of_several_draws_is_near_a_wider_gaussian():
-    """Sums of the proof in `accounting.lattice_noise`: the exact law of three clients' noise, convolved."""
+    """Sums of the proof in `accounting.exact`: the exact law of three clients' noise, convolved."""
     table = lattice.law().astype(np.float64) / 2.0**64
     reach = BINS // 2 * (SUM_SPREAD + 1)
     spread_out = np.zeros(BINS * SUM_SPREAD)

@@ -14,6 +14,7 @@ from dither.methods import prepare
 from dither.privacy import clipping
 from dither.simulation import engine
 from dither.spec import METHODS
+from dither.types import Batch
 from tests.methods.test_conformance import SIZES, spec_of
 
 FEATURES = 12
@@ -86,7 +87,7 @@ def contributions(name, clip_norm, mode="example"):
 
     def one(params, x, y):
         return clipping.gradient(
-            model, params, x[None], y[None], jnp.ones(1), divisor=1.0, clip_norm=clip_norm, mode=mode
+            model, params, Batch(x[None], y[None], jnp.ones(1)), divisor=1.0, clip_norm=clip_norm, mode=mode
         ).gradient
 
     return jax.jit(jax.vmap(one, (None, 0, 0)))
@@ -145,7 +146,9 @@ def test_a_record_of_weight_zero_has_no_influence_whatever_it_is(name, mode):
 
     @jax.jit
     def clipped(x, y):
-        return clipping.gradient(model, params, x, y, weights, divisor=4.0, clip_norm=0.5, mode=mode).gradient
+        return clipping.gradient(
+            model, params, Batch(x, y, weights), divisor=4.0, clip_norm=0.5, mode=mode
+        ).gradient
 
     y = np.arange(9) % classes
     plain = jax.tree.leaves(clipped(x, y))

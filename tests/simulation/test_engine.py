@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dither import models
-from dither.accounting.lattice_noise import WIDTH
+from dither.accounting.exact import WIDTH
 from dither.errors import SpecError
 from dither.methods import secure_fedavg
 from dither.privacy import entropy, lattice, noise

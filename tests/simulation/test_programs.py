@@ -9,7 +9,7 @@ import pytest
 
 from dither.experiment import build
 from dither.experiment.plan.records import synthetic_data
-from dither.simulation import programs
+from dither.simulation import devices
 from dither.spec import Spec
 
 DATASET = synthetic_data(160, 3).dataset
@@ -18,7 +18,7 @@ SMALL = {"num_clients": 8, "cohort_size": 4, "batch_size": 2, "num_rounds": 4, "
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(programs, "_misses", itertools.count().__next__)  # as if JAX's cache were empty
+    monkeypatch.setattr(devices, "_misses", itertools.count().__next__)  # as if JAX's cache were empty
     before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
     yield tmp_path / "traced"
@@ -32,7 +32,7 @@ def kept(key, traced, factor=2.0):
         traced.append(key)
         return factor * x**power
 
-    return programs.KeptProgram(jax.jit(scaled, static_argnames="power"), key)
+    return devices.KeptProgram(jax.jit(scaled, static_argnames="power"), key)
 
 
 def test_a_program_is_traced_once_under_its_key(folder):
@@ -57,12 +57,12 @@ def test_without_a_key_nothing_is_kept_and_what_is_broken_is_traced(folder):
         file.write_bytes(broken)
         assert np.array_equal(kept("one", traced)(x, power=2), 2 * x**2)
     assert len(traced) == 5
-    assert programs.kept_numbers("n", lambda: (3, 4)) == programs.kept_numbers("n", lambda: (0, 0)) == (3, 4)
-    assert programs.kept_numbers("", lambda: (5,)) == (5,)
+    assert devices.kept_numbers("n", lambda: (3, 4)) == devices.kept_numbers("n", lambda: (0, 0)) == (3, 4)
+    assert devices.kept_numbers("", lambda: (5,)) == (5,)
 
 
 def test_what_comes_out_of_the_cache_of_jax_is_compiled_anew_at_the_second_start(folder, monkeypatch):
-    monkeypatch.setattr(programs, "_misses", lambda: 7)
+    monkeypatch.setattr(devices, "_misses", lambda: 7)
     traced, x = [], jnp.arange(3.0)
     kept("one", traced)(x, power=2)
     assert [(path.suffix, path.stat().st_size) for path in folder.iterdir()] == [(".again", 0)]
@@ -109,7 +109,7 @@ def test_a_run_from_kept_programs_has_the_same_bits(folder, monkeypatch):
 
     first = trained()
     count = len(list(folder.iterdir()))
-    monkeypatch.setattr(programs, "_store", None)  # nothing is traced again
+    monkeypatch.setattr(devices, "_store", None)  # nothing is traced again
     for one, other in zip(first, trained(), strict=True):
         assert np.array_equal(one, other)
     assert len(list(folder.iterdir())) == count == 4

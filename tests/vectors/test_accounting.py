@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from dither import accounting
+from dither import accounting, methods
+from tests.accounting import renyi
 from tests.vectors import published
 
 CONVERGENCE = {"nb.thm2_corrected.d1", "cd.thm2_corrected"}  # bounds on the loss, not on privacy
@@ -94,7 +95,7 @@ def scaffold_decay(i):
         z = math.sqrt(8) * 500 / 2 * i["beta"] ** (max(0, r - 200) / 2)
         levels.append((i["q"], z, 50))
     assert min(z for _, z, _ in levels) == pytest.approx(i["z_min"], rel=1e-9)
-    return accounting.fixed_size_composition(levels, i["delta"], method="rdp", orders=[i["order"]])
+    return renyi.epsilon(renyi.fixed_size_rdp, levels, i["delta"], [i["order"]])
 
 
 def fixed(i):
@@ -105,14 +106,14 @@ DISPATCH = {
     "gen.analytic_eps.*": lambda i: accounting.gaussian_epsilon(1 / i["z"], i["delta"]),
     "gen.analytic_z.*": lambda i: accounting.gaussian_noise_multiplier(i["eps"], i["delta"]),
     "gen.classical_valid_up_to.*": lambda i: accounting.classical_valid_up_to(i["delta"]),
-    "gen.rdp_poisson.*": lambda i: accounting.poisson_rdp(i["q"], i["z"], [i["alpha"]])[0],
-    "gen.rdp_wor.*": lambda i: accounting.fixed_size_rdp(i["q"], i["z"], [i["alpha"]])[0],
+    "gen.rdp_poisson.*": lambda i: renyi.poisson_rdp(i["q"], i["z"], [i["alpha"]])[0],
+    "gen.rdp_wor.*": lambda i: renyi.fixed_size_rdp(i["q"], i["z"], [i["alpha"]])[0],
     "sf.verified_per_message.*": message,
     "sf.correct_z.*": message_multiplier,
     "sf.verified_e2e.*": lambda i: uses_mixture(i, i["z"]),
     "sf.verified_e2e_trueDelta.*": lambda i: uses_mixture(i, i["z"]),
     "sf.verified_e2e_correctz.*": correct_multiplier_mixture,
-    "sf.verified_e2e_pld.*": lambda i: accounting.batch_structured_epsilon(i["p"], i["z"], i["C"], i["delta"]),
+    "sf.verified_e2e_pld.*": lambda i: accounting.fixed_size_epsilon(i["p"], i["z"], i["C"], i["delta"]),
     "sf.verified_per_message_convex.*": convex_message,
     "nb.base_eps_correct.*": lambda i: accounting.unamplified_epsilon(i["eps"] / i["T"], i["K"] / i["N"]),
     "nb.verified.uplink_L1.*": lambda i: nbafl(i, uploads=i["L"], broadcasts=0),
@@ -121,21 +122,23 @@ DISPATCH = {
     "nb.verified.joint_clip_only.*": lambda i: nbafl(
         i, uploads=i["L"], broadcasts=i["T"] - i["L"], per_record=False
     ),
-    "sc.verified.wor_replace_rdp.*": lambda i: accounting.fixed_size_composition(
-        [(i["q"], i["z"], i["steps"])], i["delta"], method="rdp", orders=[i["order"]]
+    "sc.verified.wor_replace_rdp.*": lambda i: renyi.epsilon(
+        renyi.fixed_size_rdp, [(i["q"], i["z"], i["steps"])], i["delta"], [i["order"]]
     ),
     "sc.verified.wor_replace_pld.*": fixed,
-    "sc.verified.poisson_addremove_rdp.*": lambda i: accounting.poisson_composition(
-        [(i["q"], i["z"], i["steps"])], i["delta"], method="rdp", orders=[i["order"]]
+    "sc.verified.poisson_addremove_rdp.*": lambda i: renyi.epsilon(
+        renyi.poisson_rdp, [(i["q"], i["z"], i["steps"])], i["delta"], [i["order"]]
     ),
-    "sc.verified.nosampling.*": lambda i: accounting.plain_epsilon(i["z"], i["steps"], i["delta"]),
+    "sc.verified.nosampling.*": lambda i: accounting.gaussian_epsilon(math.sqrt(i["steps"]) / i["z"], i["delta"]),
     "sc.verified.scheme1.*": scaffold_decay,
     "cp.verified.local_wor_pld.*": fixed,
     "cp.verified.C20.W1": lambda i: accounting.gaussian_epsilon(math.sqrt(i["C_i"]) * cpfed_round(i), i["delta"]),
     "cp.verified.mixture.*": cpfed_mixture,
     "cp.cks_eps": lambda i: accounting.zcdp_epsilon_tight(i["rho"], i["delta"]),
     "cp.analytic_eps": lambda i: accounting.gaussian_epsilon(math.sqrt(2 * i["rho"]), i["delta"]),
-    "cd.verified.local.zcdp_formula": lambda i: accounting.zcdp_epsilon(i["U"] / (2 * i["z"] ** 2), PAPER_DELTA),
+    "cd.verified.local.zcdp_formula": lambda i: methods.epsilon_from_zcdp(
+        rho=i["U"] / (2 * i["z"] ** 2), delta=PAPER_DELTA
+    ),
     "cd.verified.reshuffled_each_round": lambda i: accounting.random_uses_epsilon(
         accounting.binomial_pmf(i["C_i"], i["p"]), 1 / i["z"], PAPER_DELTA
     ),

@@ -8,7 +8,8 @@ import pytest
 from dither import methods
 from dither.errors import SpecError
 from dither.methods import concentrated as cd
-from dither.methods.concentrated import ConcentratedParams, ConcentratedTraining
+from dither.methods.concentrated import ConcentratedParams
+from dither.methods.cpfed import AveragingTraining
 
 from .published import PERIODIC, bounds_fall_with_epsilon, noise_falls_and_inverts, periodic, vectors
 
@@ -24,7 +25,7 @@ def baseline(v):
 
 def training(v):
     sizes = {"batch_size": v["gamma"], "cohort_size": v["r"]}
-    return ConcentratedTraining(**periodic(v), gradient_variance=v["beta_sq"], **sizes)
+    return AveragingTraining(**periodic(v), gradient_variance=v["beta_sq"], **sizes)
 
 
 def uses(v):
@@ -51,7 +52,7 @@ DISPATCH = {
     "cd.eta_max.*": lambda v: cd.max_client_lr(smoothness=v["L"], local_steps=v["tau"]),
 }
 FIG5 = ConcentratedParams(12.5, local_steps=10, batch_size=64, client_size=2441, clip_norm=1.0, cohort_size=10)
-TRAINING = ConcentratedTraining(**PERIODIC, gradient_variance=1.0, batch_size=64, cohort_size=10)
+TRAINING = AveragingTraining(**PERIODIC, gradient_variance=1.0, batch_size=64, cohort_size=10)
 
 
 test_published_value, test_every_paper_entry_is_covered = vectors(DISPATCH, "cd")

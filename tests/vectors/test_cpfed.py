@@ -8,7 +8,7 @@ import pytest
 from dither import methods
 from dither.errors import SpecError
 from dither.methods import cpfed
-from dither.methods.cpfed import CpfedParams, CpfedTraining
+from dither.methods.cpfed import AveragingTraining, CpfedParams
 
 from .published import PERIODIC, bounds_fall_with_epsilon, noise_falls_and_inverts, periodic, vectors
 
@@ -22,7 +22,7 @@ def target(v):
 
 
 def training(v):
-    return CpfedTraining(**periodic(v), gradient_variance=v["beta"], client_size=v["m"])
+    return AveragingTraining(**periodic(v), gradient_variance=v["beta"], client_size=v["m"])
 
 
 DISPATCH = {
@@ -36,7 +36,7 @@ DISPATCH = {
     "cp.eta_max.*": lambda v: cpfed.max_client_lr(smoothness=v["L"], local_steps=v["tau"]),
 }
 FIG6 = CpfedParams(num_rounds=20, local_steps=10, num_clients=16, batch_size=64, clip_norm=1.0)
-TRAINING = CpfedTraining(**PERIODIC, gradient_variance=1.0, client_size=2441)
+TRAINING = AveragingTraining(**PERIODIC, gradient_variance=1.0, client_size=2441)
 
 
 test_published_value, test_every_paper_entry_is_covered = vectors(DISPATCH, "cp")

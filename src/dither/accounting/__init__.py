@@ -1,15 +1,16 @@
 """Proven ε: recipes R1 to R6 of the errata, the table of views, and calibration.
 
-gaussian      R1: exact Gaussian composition, conversions, the sum of discrete noise; R2, R3: fixed-size and
-              Poisson batches, the Rényi fallback, truncated batches
+gaussian      R1: exact Gaussian composition, conversions, the sum of discrete noise; R4: random numbers of uses;
+              R5: one release a round on random batches; truncated batches
 pld           privacy loss distributions: curves, pessimistic grid, composition by FFT
-mixtures      R4, R5: random numbers of uses; one release per round on random batches
-composition   from releases to loss items and ε; R6: the other clients' noise under secure aggregation
+composition   from releases to loss items and ε; R2, R3: fixed-size and Poisson batches; R6: the other clients'
+              noise under secure aggregation
+exact         R7: what float32 and the sampler of integer noise owe
 views         the recipe of each adversary view, and `account`: one `ProvenRow` a view
 accountant    a run's clients and rounds to the table of proven ε, and the noise for a target ε
 ledger/       what was ever released of whose data, and budgets
 
-Everything is NumPy in float64. dp-accounting is imported only where the Rényi fallback runs.
+Everything is NumPy in float64.
 """
 
 from dither.accounting.accountant import calibrate
@@ -20,8 +21,10 @@ from dither.accounting.composition import (
     ZERO_OUT,
     absorption_cost,
     aggregated_round_mu,
-    end_of_round_mu,
+    fixed_size_composition,
+    fixed_size_epsilon,
     honest_others,
+    poisson_epsilon,
     shuffled_uses,
     smooth_round_mu,
     step_multiplier,
@@ -29,41 +32,28 @@ from dither.accounting.composition import (
 )
 from dither.accounting.gaussian import (
     amplified_epsilon,
+    binomial_pmf,
     charge_truncation,
-    classical_noise_multiplier,
     classical_valid_up_to,
     compose_gaussians,
-    fixed_size_composition,
-    fixed_size_epsilon,
-    fixed_size_rdp,
+    convex_message_epsilon,
     gaussian_delta,
     gaussian_epsilon,
     gaussian_mu,
     gaussian_noise_multiplier,
-    plain_epsilon,
-    poisson_composition,
-    poisson_epsilon,
-    poisson_rdp,
-    unamplified_epsilon,
-    zcdp_epsilon,
-    zcdp_epsilon_tight,
-)
-from dither.accounting.mixtures import (
-    batch_structured_epsilon,
-    binomial_pmf,
-    convex_message_epsilon,
     inclusion_probability,
     message_epsilon,
     message_noise_multiplier,
     mixture_epsilon,
     random_uses_epsilon,
     shuffled_round_pattern,
+    unamplified_epsilon,
+    zcdp_epsilon_tight,
 )
 from dither.accounting.views import (
     FLOAT_NOISE,
     REALISED,
     VIEWS,
-    WORST,
     ClientEpsilon,
     ClientRange,
     Participations,

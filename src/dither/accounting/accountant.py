@@ -34,8 +34,8 @@ Releases = Callable[[RoundInfo], tuple[Release, ...]]
 
 
 class ClientClass(NamedTuple):
-    """A class of clients that reveal the same when they take part: their participations, at least, at the
-    median and at most (an envelope over the class)."""
+    """Clients with identical releases, and the participations of the least, the median and the most exposed of
+    them (`most` is an upper envelope over the class)."""
 
     members: np.ndarray
     least: Participations
@@ -54,7 +54,7 @@ def classes(
     groups: Sequence[np.ndarray] | None = None,
     numbers: Sequence[int] = (),
 ) -> list[ClientClass]:
-    """Group clients whose releases are the same, and bound what the members of a group reveal.
+    """Group clients with identical releases, and bound what the members of each group reveal.
 
     `cohorts[t]` are the clients of round t, or of round `numbers[t]` where rounds were made twice. `joint` makes
     one group of all clients. `lattice` says that the noise is discrete: then the grid takes part in how strong a
@@ -87,9 +87,9 @@ def alike(
     cohorts: Sequence[np.ndarray],
     numbers: Sequence[int] = (),
 ) -> list[np.ndarray]:
-    """The clients that reveal the same when they take part in the first round, one in the middle and the last, and
-    so in any other: what a method owes (CONTRIBUTING.md) is that clients differ in their records and in the size
-    of their noise, not in a course that it takes between."""
+    """Groups of clients with identical releases in the first, a middle and the last round, and therefore in every
+    round: a method must ensure (CONTRIBUTING.md) that clients differ only in their records and their noise scale,
+    not in how the noise changes over time."""
     used = [index for index, cohort in enumerate(cohorts) if len(cohort)]
     asked = sorted({used[0], used[len(used) // 2], used[-1]}) if used else []
     found: dict[tuple[tuple[Release, ...], ...], list[int]] = {}
@@ -119,7 +119,7 @@ class _TakingPart:
         return np.append(0, np.cumsum(self.counts))
 
     def rounds(self, client: int) -> np.ndarray:
-        """Of one client."""
+        """The rounds of one client."""
         return self._by_client[self._borders[client] : self._borders[client + 1]]
 
     @property
@@ -129,7 +129,7 @@ class _TakingPart:
 
 
 class _Kinds:
-    """Different participations, numbered. Most are the very same object, which is told without comparing."""
+    """Numbers distinct participations. Most are the same object, recognised without a comparison."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[Release, ...], int] = {}
@@ -225,7 +225,8 @@ def _with_largest_share(
 
 
 def _of_a_record(release: Release) -> Release:
-    """A blanked client moves a result by its update; a blanked record may turn that update round, twice as far."""
+    """Blanking a client removes its update; blanking a record may reverse that update, which moves the result
+    twice as far."""
     if release.sampling.adjacency == REPLACE_ONE:
         return release
     sampling = release.sampling._replace(adjacency=REPLACE_ONE)
@@ -340,8 +341,8 @@ class Accountant:
 
     @property
     def ledger_releases(self) -> Releases:
-        """The releases as a ledger holds them: without rates that no proof could use, so that equal rounds are
-        one; and of a method whose unit is a whole client as they protect a record."""
+        """The releases as a ledger stores them: without rates that no proof can use, so that equal rounds are
+        stored once. For a method that protects whole clients, restated for one record."""
         if self.plan.per_client:
             return lambda info: tuple(map(_of_a_record, self.releases(info)))
         if self.plan.convex and self.plan.smoothness is not None:
@@ -449,10 +450,12 @@ class Accountant:
 
     def _tried(self, groups: Sequence[ClientClass], conditions: Conditions) -> list[ProvenRow]:
         rows = []
+        # Whoever took no part has no releases, of which every recipe holds; others' recipes depend on theirs.
+        revealed = [group.most for group in groups if group.most] or [[]]
         for adjacency in ADJACENCIES:
             found = [
-                views.account(group.most, self.plan.delta, conditions, adjacency=adjacency, every_recipe=True)
-                for group in groups
+                views.account(each, self.plan.delta, conditions, adjacency=adjacency, every_recipe=True)
+                for each in revealed
             ]
             rows += [self.row(max(same, key=lambda row: row.value)) for same in zip(*found, strict=True)]
         return rows
@@ -582,8 +585,8 @@ def _answered(question: Any, answer: Callable[[], Any]) -> Any:
 def question_of(
     participations: Iterable[Participations], conditions: Conditions, view: str
 ) -> tuple[tuple[Any, ...], Conditions]:
-    """What the accountant's answer for a view depends on: learning rates do not matter to a server that sees every
-    upload, so that specs that differ in them alone ask the same."""
+    """What the accountant's answer for a view depends on. Learning rates are irrelevant to a server that sees
+    every upload, so specs that differ only in them share an answer."""
     if view != "upload":
         return tuple(tuple(each) for each in participations), conditions
     plain = []
@@ -605,8 +608,8 @@ def scaled(participations: Iterable[tuple[tuple[Release, ...], int]], noise: flo
 
 
 def noise_ratio(algorithm: Algorithm, sizes: np.ndarray, weights: np.ndarray) -> float:
-    """Least over largest noise that a client adds to the sum of weighted uploads at the same step (1 where all are
-    alike, 0 where their learning rates differ: noise of other rates is not compared)."""
+    """Smallest over largest noise that clients add to the sum of weighted uploads at the same step: 1 if all are
+    equal, 0 if their learning rates differ, because noise at different rates is not compared."""
     rows = [
         [r for r in algorithm.releases(RoundInfo(0, client, int(size), 1)) if r.channel == "uplink"]
         for client, size in enumerate(sizes)

@@ -3,9 +3,8 @@ worth under secure aggregation."""
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import combinations
 from typing import NamedTuple
@@ -13,8 +12,14 @@ from typing import NamedTuple
 import numpy as np
 
 from dither.accounting import pld
-from dither.accounting.gaussian import CURVES, charge_truncation, gaussian_epsilon, rounded_levels
-from dither.accounting.mixtures import binomial_pmf, mixture_epsilon
+from dither.accounting.gaussian import (
+    binomial_pmf,
+    charge_truncation,
+    check_delta,
+    gaussian_epsilon,
+    mixture_epsilon,
+    rounded_levels,
+)
 from dither.errors import NoProof
 from dither.types import Release
 
@@ -188,7 +193,16 @@ def total_shuffled_uses(
     return most if num_rounds is None else min(most, shuffled_uses(num_rounds * steps, per_epoch))
 
 
-# --- ε of groups ---------------------------------------------------------------------------------------
+# ε of groups. What a noise multiplier is relative to differs by kind, because the adjacencies do:
+#
+#     fixed size, replace-one      noise std / replace-one distance       σB/(2·clip)
+#     Poisson, any adjacency       noise std / norm of one contribution   σB/clip, B the fixed normaliser q·m
+
+_CURVES: dict[str, tuple[Callable[[float, float], pld.Curve], ...]] = {
+    "fixed": (pld.fixed_size,),
+    "poisson": (pld.removal, pld.addition),
+    "poisson_replace": (pld.poisson_replacement,),
+}
 
 
 def groups_epsilon(
@@ -206,6 +220,44 @@ def groups_epsilon(
         return _epsilon(kept, delta, grid_delta, resolution)
 
     return charge_truncation(epsilon_of, delta, min(1.0, failure), others_failure=others_failure)
+
+
+def fixed_size_composition(steps: Iterable[tuple[float, float, int]], delta: float) -> float:
+    """R2: fresh uniform batches of fixed size, replace-one, from (rate, noise multiplier, count) triples."""
+    return _steps_epsilon("fixed", steps, delta)
+
+
+def fixed_size_epsilon(rate: float, noise_multiplier: float, steps: int, delta: float) -> float:
+    """R2 for `steps` batches of one kind; R5 with the rate of a whole round."""
+    return _steps_epsilon("fixed", [(rate, noise_multiplier, steps)], delta)
+
+
+def poisson_epsilon(
+    rate: float, noise_multiplier: float, steps: int, delta: float, *, adjacency: str = ZERO_OUT
+) -> float:
+    """R3: `steps` Poisson batches; noise relative to the norm of one record's contribution.
+
+    zero-out and add/remove: the larger of both directions. replace-one: the pair of `pld.poisson_replacement`,
+    which is also what dp-accounting's PLD accountant computes under REPLACE_ONE. It doubles the distance itself:
+    the multiplier stays relative to the contribution.
+    """
+    if adjacency not in ADJACENCIES:
+        raise ValueError(f"adjacency={adjacency!r}; known: {ADJACENCIES}")
+    kind = "poisson_replace" if adjacency == REPLACE_ONE else "poisson"
+    return _steps_epsilon(kind, [(rate, noise_multiplier, steps)], delta)
+
+
+def _steps_epsilon(kind: str, steps: Iterable[tuple[float, float, int]], delta: float) -> float:
+    check_delta(delta)
+    items = [Item(kind, float(rate), float(noise_multiplier), count) for rate, noise_multiplier, count in steps]
+    for item in items:
+        if not 0.0 <= item.rate <= 1.0:
+            raise ValueError(f"rate={item.rate} is not in [0, 1]")
+        if math.isnan(item.noise_multiplier) or item.noise_multiplier < 0:
+            raise ValueError(f"noise_multiplier={item.noise_multiplier} is negative")
+        if item.uses < 0 or item.uses != int(item.uses):
+            raise ValueError(f"count={item.uses} is not a number of releases")
+    return groups_epsilon([Group(tuple(items))], delta)
 
 
 def _normalise(groups: Sequence[Group]) -> tuple[Group, ...]:
@@ -263,13 +315,13 @@ def _epsilon(groups: tuple[Group, ...], delta: float, grid_delta: float, resolut
     return max(d.epsilon(delta) for d in _distributions(groups, grid_delta, resolution))
 
 
-@functools.lru_cache(maxsize=128)
+@lru_cache(maxsize=128)
 def _distributions(
     groups: tuple[Group, ...], delta: float, resolution: pld.Resolution
 ) -> tuple[pld.LossDistribution, ...]:
     """The composed loss, once a direction: a neighbour is a removal in all rounds or an addition in all."""
     kinds = {item.kind for group in groups for item in group.items}
-    directions = max((len(CURVES[kind]) for kind in kinds if kind in CURVES), default=1)
+    directions = max((len(_CURVES[kind]) for kind in kinds if kind in _CURVES), default=1)
 
     def curve(item: Item, direction: int) -> pld.Curve:
         mu = 1.0 / item.noise_multiplier
@@ -277,7 +329,7 @@ def _distributions(
             return pld.removal(1.0, mu)
         if item.kind == "mixture":
             return pld.mixture(item.rate, mu, item.shares)
-        choices = CURVES[item.kind]
+        choices = _CURVES[item.kind]
         return choices[min(direction, len(choices) - 1)](item.rate, mu)
 
     result = []
@@ -446,11 +498,6 @@ def _each(noise_multiplier: float | Sequence[float], rates: Sequence[float]) -> 
             f"rates={tuple(rates)} for {len(noise)} local steps give no bound: every rate must be positive"
         )
     return noise
-
-
-def end_of_round_mu(noise_multiplier: float, *, others: float) -> float:
-    """One release with noise added once, at the end of the round: the r - c credit is exact (G7)."""
-    return math.inf if noise_multiplier <= 0 else 1.0 / (noise_multiplier * math.sqrt(1.0 + others))
 
 
 def shuffled_uses(steps: int, batches_per_epoch: int) -> int:

@@ -1,4 +1,4 @@
-"""Gaussian releases: exact accounting without sampling (R1), and on sampled batches (R2, R3).
+"""Gaussian releases: exact accounting without sampling (R1), random numbers of uses (R4), one message (R5).
 
 A Gaussian release with noise multiplier z = (noise std)/(sensitivity) is μ-Gaussian-DP with μ = 1/z, and
 its privacy profile is known in closed form (Balle and Wang, "Improving the Gaussian Mechanism for
@@ -23,15 +23,13 @@ Theorem 4 and τ is 0. `n` counts the clients whose noise the adversary does not
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.special import erfcx, gammaln, log_ndtr, logsumexp
+from scipy.special import erfcx, log_ndtr, logsumexp
 
-from dither.accounting import pld
 from dither.errors import NoProof
 
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -153,11 +151,6 @@ def compose_gaussians(noise_multipliers: Iterable[tuple[float, float]]) -> float
     return math.sqrt(total)
 
 
-def zcdp_epsilon(rho: float, delta: float) -> float:
-    """The papers' conversion of ρ-zCDP, ε = ρ + 2 sqrt(ρ ln(1/δ)): valid, loose (G6)."""
-    return rho + 2.0 * math.sqrt(rho * math.log(1.0 / delta))
-
-
 def zcdp_epsilon_tight(rho: float, delta: float) -> float:
     """Conversion of ρ-zCDP by Canonne, Kamath and Steinke (2020, Corollary 13): G6.
 
@@ -176,16 +169,11 @@ def zcdp_epsilon_tight(rho: float, delta: float) -> float:
     return max(0.0, order * rho + math.log1p(-1.0 / order) - math.log(delta * order) / (order - 1.0))
 
 
-def classical_noise_multiplier(epsilon: float, delta: float) -> float:
-    """The textbook σ/Δ = sqrt(2 ln(1.25/δ))/ε, proved for ε < 1 only (G1)."""
-    return math.sqrt(2.0 * math.log(1.25 / delta)) / epsilon
-
-
 def classical_valid_up_to(delta: float) -> float:
-    """The largest ε at which the textbook constant is still sufficient, found with R1 (G1)."""
+    """The largest ε at which the textbook σ/Δ = sqrt(2 ln(1.25/δ))/ε, proved for ε < 1, still suffices (G1)."""
 
     def slack(epsilon: float) -> float:
-        return classical_noise_multiplier(epsilon, delta) - gaussian_noise_multiplier(epsilon, delta)
+        return math.sqrt(2.0 * math.log(1.25 / delta)) / epsilon - gaussian_noise_multiplier(epsilon, delta)
 
     return float(brentq(slack, 1.0, 50.0, xtol=1e-12, rtol=1e-13))
 
@@ -217,12 +205,12 @@ def closeness(variance: float, clients: int) -> float:
     return float(10.0 * np.exp(-2.0 * math.pi**2 * variance * k / (k + 1)).sum())
 
 
-def rho(sensitivity: float, *, variance: float, clients: int, dimension: int, l1: float | None = None) -> float:
+def rho(sensitivity: float, *, variance: float, clients: int, dimension: int) -> float:
     """ρ of ρ-zCDP for one release of the sum; several releases add up. See the module's docstring.
 
     `sensitivity` is the ℓ2 distance of neighbours' integer vectors, `variance` that of one client's noise,
-    `clients` how many add it unknown to the adversary. `l1` is the ℓ1 distance where a better one is known than
-    the ℓ2 distance implies (for integers sensitivity·min(sqrt(d), sensitivity)).
+    `clients` how many add it unknown to the adversary. It implies the ℓ1 distance: of integers, at most
+    sensitivity·min(sqrt(d), sensitivity).
     """
     if clients < 1:
         raise NoProof(f"{clients} clients add noise that the adversary does not know: nothing is hidden")
@@ -230,8 +218,7 @@ def rho(sensitivity: float, *, variance: float, clients: int, dimension: int, l1
         raise NoProof(
             f"variance={variance:g} is below 1/4 per client: the sum's noise has no proof; use a finer grid"
         )
-    implied = sensitivity * min(math.sqrt(dimension), sensitivity)
-    l1 = implied if l1 is None else min(l1, implied)
+    l1 = sensitivity * min(math.sqrt(dimension), sensitivity)
     ratio, tau = sensitivity / math.sqrt(clients * variance), closeness(variance, clients)
     return 0.5 * min(
         ratio**2 + 2.0 * tau * dimension,
@@ -240,26 +227,9 @@ def rho(sensitivity: float, *, variance: float, clients: int, dimension: int, l1
     )
 
 
-# Releases on sampled batches: fixed-size batches (R2), Poisson batches (R3), and the Rényi fallback. A step is
-# (rate, noise_multiplier, count). What the noise multiplier is relative to differs, because the adjacencies do:
-#
-#     fixed size, replace-one      noise std / replace-one distance       σB/(2·clip)
-#     Poisson, any adjacency       noise std / norm of one contribution   σB/clip, B the fixed normaliser q·m
-
-Step = tuple[float, float, int]
+# Long schedules, and Poisson batches that are cut (R3)
 
 MAX_NOISE_LEVELS = 64
-ORDERS = tuple(range(2, 257))  # integers: fractional orders lose precision for multipliers above 100
-
-
-def check_step(rate: float, noise_multiplier: float, count: int) -> None:
-    """Raise ValueError for a rate outside [0, 1], a negative multiplier or a negative count."""
-    if not 0.0 <= rate <= 1.0:
-        raise ValueError(f"rate={rate} is not in [0, 1]")
-    if math.isnan(noise_multiplier) or noise_multiplier < 0:
-        raise ValueError(f"noise_multiplier={noise_multiplier} is negative")
-    if count < 0 or count != int(count):
-        raise ValueError(f"count={count} is not a number of releases")
 
 
 def rounded_levels(
@@ -291,211 +261,6 @@ def rounded_levels(
                 floor = min(z, smallest * math.exp(bucket * width))
             result[rate, z] = (raised, floor)
     return result
-
-
-def merge_steps(steps: Iterable[Step], limit: int = MAX_NOISE_LEVELS) -> tuple[Step, ...]:
-    """Equal steps counted together, after `rounded_levels`; what reveals nothing is dropped."""
-    kept = []
-    for rate, noise_multiplier, count in steps:
-        check_step(rate, noise_multiplier, count)
-        if count and rate > 0 and noise_multiplier < math.inf:
-            kept.append(((float(rate), float(noise_multiplier)), int(count)))
-    levels = rounded_levels((level for level, _ in kept), limit)
-    counts: dict[tuple[float, float], int] = {}
-    for level, count in kept:
-        counts[levels[level]] = counts.get(levels[level], 0) + count
-    return tuple((rate, z, n) for (rate, z), n in sorted(counts.items()))
-
-
-CURVES: dict[str, tuple[Callable[[float, float], pld.Curve], ...]] = {
-    "fixed": (pld.fixed_size,),
-    "poisson": (pld.removal, pld.addition),
-    "poisson_replace": (pld.poisson_replacement,),
-}
-
-
-@functools.lru_cache(maxsize=256)
-def _distributions(kind: str, steps: tuple[Step, ...], delta: float) -> tuple[pld.LossDistribution, ...]:
-    """One composed loss distribution a direction."""
-    return tuple(
-        pld.compose([pld.Events([(curve(rate, 1.0 / z), n) for rate, z, n in steps])], delta)
-        for curve in CURVES[kind]
-    )
-
-
-def _pld_epsilon(kind: str, steps: Sequence[Step], delta: float) -> float:
-    check_delta(delta)
-    merged = merge_steps(steps)
-    if not merged or delta >= 1:
-        return 0.0
-    if any(z == 0 for _, z, _ in merged):
-        return math.inf
-    return max(d.epsilon(delta) for d in _distributions(kind, merged, delta))
-
-
-def fixed_size_epsilon(
-    rate: float, noise_multiplier: float, steps: int, delta: float, *, method: str = "pld"
-) -> float:
-    """R2: `steps` fresh uniform batches of fixed size, replace-one, noise relative to that distance.
-
-    method "pld" composes the dominating profile of G4; "rdp" is the fallback (Wang, Balle and
-    Kasiviswanathan 2019), about twice looser and useless below a multiplier of 0.5.
-    """
-    return fixed_size_composition([(rate, noise_multiplier, steps)], delta, method=method)
-
-
-def fixed_size_composition(
-    steps: Sequence[Step], delta: float, *, method: str = "pld", orders: Sequence[int] = ORDERS
-) -> float:
-    """R2 for batches of different rate or noise; `orders` are those of the Rényi fallback."""
-    if method == "pld":
-        return _pld_epsilon("fixed", steps, delta)
-    if method == "rdp":
-        return _rdp_epsilon(fixed_size_rdp, steps, delta, orders)
-    raise ValueError(f"method={method!r}; known: 'pld', 'rdp'")
-
-
-def poisson_epsilon(
-    rate: float,
-    noise_multiplier: float,
-    steps: int,
-    delta: float,
-    *,
-    adjacency: str = "zero-out",
-    method: str = "pld",
-) -> float:
-    """R3: `steps` Poisson batches; noise relative to the norm of one record's contribution.
-
-    zero-out and add/remove: the larger of both directions. replace-one: the pair of
-    `loss.poisson_replacement`, which is also what dp-accounting's PLD accountant computes under REPLACE_ONE;
-    it doubles the distance itself, so the multiplier stays relative to the contribution.
-    """
-    return poisson_composition([(rate, noise_multiplier, steps)], delta, adjacency=adjacency, method=method)
-
-
-def poisson_composition(
-    steps: Sequence[Step],
-    delta: float,
-    *,
-    adjacency: str = "zero-out",
-    method: str = "pld",
-    orders: Sequence[int] = ORDERS,
-) -> float:
-    """R3 for batches of different rate or noise; `orders` are those of the Rényi fallback."""
-    if adjacency not in ("zero-out", "replace-one", "add/remove"):
-        raise ValueError(f"adjacency={adjacency!r}; known: 'zero-out', 'replace-one', 'add/remove'")
-    if method == "pld":
-        return _pld_epsilon("poisson_replace" if adjacency == "replace-one" else "poisson", steps, delta)
-    if method == "rdp" and adjacency != "replace-one":
-        return _rdp_epsilon(poisson_rdp, steps, delta, orders)
-    raise ValueError(f"method={method!r} does not cover {adjacency} with Poisson batches")
-
-
-# --- Rényi fallback ------------------------------------------------------------------------------------
-
-
-def fixed_size_rdp(rate: float, noise_multiplier: float, orders: Sequence[int] = ORDERS) -> np.ndarray:
-    """Rényi divergences of one fixed-size batch, replace-one (Wang et al. 2019, Theorem 27; R2).
-
-    The theorem needs the moments E[(P/Q - 1)^l] of the Gaussian pair. dp-accounting forms them as
-    alternating sums, which lose all digits for multipliers in the hundreds (12 % too large at z = 707,
-    order 88); for even l the integrand is positive, and a trapezoid rule gives them to full precision.
-    """
-    _check_orders(orders)
-    if rate == 0 or noise_multiplier == math.inf:
-        return np.zeros(len(orders))
-    wanted = np.array(orders, float)
-    rho = 0.5 / noise_multiplier**2
-    if rate == 1:
-        return wanted * rho
-    powers = np.arange(2, max(orders) + 1)
-    even = np.arange(2, max(orders) + 3, 2)
-    log_moments = _log_even_moments(1.0 / noise_multiplier, even)
-    low, high = powers // 2 - 1, (powers + 1) // 2 - 1
-    with np.errstate(over="ignore"):
-        second = min(
-            math.log(4.0) + math.log(math.expm1(2 * rho)) if 2 * rho < 700 else math.inf,
-            2 * rho + math.log(2),
-        )
-    terms = np.minimum(
-        math.log(4.0) + 0.5 * (log_moments[low] + log_moments[high]),
-        math.log(2.0) + powers * (powers - 1) * rho,
-    )
-    terms[0] = second
-    terms += powers * math.log(rate)
-    result = np.empty(len(orders))
-    for k, order in enumerate(orders):
-        inside = powers[: order - 1]
-        log_choose = gammaln(order + 1) - gammaln(inside + 1) - gammaln(order - inside + 1)
-        result[k] = np.logaddexp(0.0, logsumexp(log_choose + terms[: order - 1])) / (order - 1)
-    return result
-
-
-def _log_even_moments(mu: float, powers: np.ndarray) -> np.ndarray:
-    """ln E[(e^{μx - μ²/2} - 1)^l], x standard normal, for even l."""
-    widest = float(powers[-1])
-    x = np.arange(-math.sqrt(widest) - 14.0, max(widest * mu, math.sqrt(widest)) + mu + 14.0, 0.02)
-    exponent = mu * x - mu**2 / 2.0
-    with np.errstate(divide="ignore"):
-        # ln|e^y - 1|, whose large side would overflow
-        log_gap = np.where(
-            exponent > 1,
-            exponent + np.log1p(-np.exp(-np.abs(exponent))),
-            np.log(np.abs(np.expm1(np.minimum(exponent, 1.0)))),
-        )
-    log_density = -0.5 * x**2 - 0.5 * math.log(2.0 * math.pi) + math.log(0.02)
-    return np.array([logsumexp(log_density + power * log_gap) for power in powers])
-
-
-def poisson_rdp(rate: float, noise_multiplier: float, orders: Sequence[int] = ORDERS) -> np.ndarray:
-    """Rényi divergences of one Poisson batch, add/remove (Mironov, Talwar and Zhang 2019; R3)."""
-    import dp_accounting
-
-    _check_orders(orders)
-    accountant = dp_accounting.rdp.RdpAccountant([int(order) for order in orders])
-    accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise_multiplier)))
-    return np.asarray(accountant._rdp, float)
-
-
-def _check_orders(orders: Sequence[int]) -> None:
-    if any(order != int(order) or order < 2 for order in orders):
-        raise ValueError(f"orders={tuple(orders)}: only integers from 2 on are exact enough")
-
-
-def _rdp_epsilon(
-    divergences: Callable[..., np.ndarray], steps: Sequence[Step], delta: float, tried: Sequence[int]
-) -> float:
-    """ε of a composition: RDP adds up; converted as by Canonne, Kamath and Steinke (2020).
-
-    For a schedule of noise levels only the smallest multiplier is evaluated: with h = e^{(a-1)RDP} - 1,
-    h(z) z² does not increase with z, so Σ RDP(z_t) <= h(z_min)/(a-1) · z_min² Σ 1/z_t² (errata S1).
-    """
-    check_delta(delta)
-    if delta == 0:
-        return math.inf
-    orders = np.array(tried, float)
-    total = np.zeros(len(orders))
-    for rate in sorted({step[0] for step in steps if step[2]}):
-        own = [(z, n) for r, z, n in steps if r == rate and n]
-        smallest = min(z for z, _ in own)
-        if rate == 0 or smallest == math.inf:
-            continue
-        if smallest == 0:
-            return math.inf
-        single = divergences(rate, smallest, tried)
-        if all(z == smallest for z, _ in own):
-            total += sum(n for _, n in own) * single
-        else:
-            with np.errstate(over="ignore"):
-                weight = smallest**2 * sum(n / z**2 for z, n in own)
-                total += np.expm1((orders - 1.0) * single) / (orders - 1.0) * weight
-    if not total.any():
-        return 0.0
-    values = total + np.log1p(-1.0 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1.0)
-    return max(0.0, float(np.nanmin(values)))
-
-
-# --- truncated Poisson batches -------------------------------------------------------------------------
 
 
 def charge_truncation(
@@ -543,9 +308,154 @@ def charge_truncation(
     return math.inf
 
 
-def plain_epsilon(noise_multiplier: float, steps: int, delta: float) -> float:
-    """R1 for `steps` equal releases without sampling."""
-    check_step(1.0, noise_multiplier, steps)
-    if steps == 0:
+# Random numbers of uses (R4)
+
+
+def binomial_pmf(trials: int, probability: float) -> np.ndarray:
+    """Pr[J = j] for j = 0..trials, J ~ Bin(trials, probability)."""
+    from scipy.stats import binom  # half a second to import: only where it is needed
+
+    return np.asarray(binom.pmf(np.arange(trials + 1), trials, probability), float)
+
+
+def mixture_epsilon(
+    weights: Sequence[float] | np.ndarray, mus: Sequence[float] | np.ndarray, delta: float
+) -> float:
+    """The smallest ε >= 0 with Σ_j weights_j δ_G(ε; mus_j) <= delta (R4)."""
+    check_delta(delta)
+    weights, mus = np.asarray(weights, float), np.asarray(mus, float)
+    if weights.shape != mus.shape or np.any(weights < 0) or weights.sum() > 1 + 1e-9:
+        raise ValueError(f"weights of sum {weights.sum()} and shape {weights.shape} for mus of shape {mus.shape}")
+    held = (weights > 0) & (mus > 0)
+    weights, mus = weights[held], mus[held]
+    if len(mus) == 0:
         return 0.0
-    return gaussian_epsilon(math.inf if noise_multiplier == 0 else math.sqrt(steps) / noise_multiplier, delta)
+    if delta == 0.0:
+        return math.inf
+    if np.any(mus == np.inf):
+        # outcomes that hide nothing are a failure probability
+        lost = float(weights[mus == np.inf].sum())
+        return (
+            mixture_epsilon(weights[mus < np.inf], mus[mus < np.inf], delta - lost) if lost < delta else math.inf
+        )
+    log_weights, log_delta = np.log(weights), math.log(delta)
+
+    def excess(epsilon: float) -> float:
+        return float(logsumexp(log_weights + log_gaussian_delta(epsilon, mus))) - log_delta
+
+    if excess(0.0) <= 0:
+        return 0.0
+    high = gaussian_epsilon(float(mus.max()), delta)
+    if excess(high) >= 0:  # one component: the mixture is the Gaussian, up to rounding
+        return high
+    return float(brentq(excess, 0.0, high, xtol=1e-14 * high, rtol=1e-13))
+
+
+def random_uses_epsilon(
+    pmf: Sequence[float] | np.ndarray, mu_one: float, delta: float, *, adaptive_selection: bool = False
+) -> float:
+    """R4: the record is used J times, Pr[J = j] = pmf[j], each use costing μ = mu_one.
+
+    δ(ε) = Σ_j Pr[J=j] δ_G(ε; sqrt(j) μ), whether the pattern of uses is visible or not. Ex ante: given the
+    realised J the guarantee is that of J uses. The pattern must be drawn by an honest party independently
+    of the data and of every earlier output; a pattern that reacts to outputs is refused, because the
+    mixture is then false (the second round chosen by the first one's output can multiply δ by 23).
+    """
+    pmf = np.asarray(pmf, float)
+    if adaptive_selection:
+        most = int(np.flatnonzero(pmf > 0).max(initial=0))
+        raise NoProof(
+            f"R4 needs uses drawn independently of earlier outputs, and selection is adaptive; "
+            f"account for the maximum of {most} uses instead"
+        )
+    if abs(pmf.sum() - 1.0) > 1e-9:
+        raise ValueError(f"pmf sums to {pmf.sum()}, not 1")
+    return mixture_epsilon(pmf, np.sqrt(np.arange(len(pmf))) * mu_one, delta)
+
+
+def shuffled_round_pattern(rounds: int, steps: int, per_epoch: int, rate: float) -> dict[tuple[int, int], float]:
+    """Pr[a rounds use the record once, b rounds twice] for shuffled epochs over consecutive rounds (D2, R4).
+
+    Epochs of `per_epoch` batches are consumed in rounds of `steps` <= per_epoch batches; in each epoch the
+    record is in one batch, uniformly (`rate` a batch; the dropped partial batch takes the rest). A round that
+    straddles two epochs can use it twice, which aggregation credits less than two rounds with one use.
+    """
+    if not 1 <= steps <= per_epoch or not 0 <= rate * per_epoch <= 1 + 1e-9:
+        raise ValueError(f"steps={steps}, per_epoch={per_epoch}, rate={rate} are not epochs of whole batches")
+    total = rounds * steps
+    # (rounds with one use, with two, whether the last use lies in the round that the next epoch shares)
+    state = {(0, 0, False): 1.0}
+    for start in range(0, total, per_epoch):
+        end = min(start + per_epoch, total)
+        head = min(-start % steps, end - start)  # batches in the round shared with the epoch before
+        tail = end % steps if end == start + per_epoch else 0  # and with the one after
+        chances = (head * rate, (end - start - head - tail) * rate, tail * rate)
+        following: dict[tuple[int, int, bool], float] = {}
+
+        def add(
+            key: tuple[int, int, bool], weight: float, into: dict[tuple[int, int, bool], float] = following
+        ) -> None:
+            if weight > 0:
+                into[key] = into.get(key, 0.0) + weight
+
+        for (once, twice, pending), weight in state.items():
+            met = (once - 1, twice + 1, False) if pending else (once + 1, twice, False)
+            add(met, weight * chances[0])
+            add((once + 1, twice, False), weight * chances[1])
+            add((once + 1, twice, True), weight * chances[2])
+            add((once, twice, False), weight * (1.0 - sum(chances)))
+        state = following
+    result: dict[tuple[int, int], float] = {}
+    for (once, twice, _), weight in state.items():
+        result[once, twice] = result.get((once, twice), 0.0) + weight
+    return result
+
+
+# One release a round on random batches (R5, Secure FedAvg)
+
+
+def inclusion_probability(batch_size: int, population: int, local_steps: int) -> float:
+    """p = 1 - (1 - b/n)^Q: the record enters at least one of Q fresh batches (E5 corrects eq (7))."""
+    if not 0 < batch_size <= population:
+        raise ValueError(f"batch_size={batch_size} of population={population}")
+    if batch_size == population:
+        return 1.0
+    return -math.expm1(local_steps * math.log1p(-batch_size / population))
+
+
+def message_epsilon(mu: float, rate: float, delta: float) -> float:
+    """R5, one message: ε' = ln(1 + p (e^ε0 - 1)) with ε0 exact at (μ = Δ/σ, δ/p). E1."""
+    return amplified_epsilon(gaussian_epsilon(mu, min(1.0, delta / rate)), rate)
+
+
+def message_noise_multiplier(epsilon: float, rate: float, delta: float) -> float:
+    """R5 inverted: the σ/Δ that gives one message (ε, δ). E1's correct calibration."""
+    if delta >= rate:
+        return 0.0  # the record is absent from the batch with probability at least 1 - δ
+    return gaussian_noise_multiplier(unamplified_epsilon(epsilon, rate), delta / rate)
+
+
+def convex_message_epsilon(
+    learning_rates: Sequence[float],
+    clip_norm: float,
+    batch_size: int,
+    population: int,
+    noise_std: float,
+    delta: float,
+) -> float:
+    """E3: one message when local steps are non-expansive and clipping is per example.
+
+    The record is used J ~ Bin(Q, b/n) times and then shifts the local model by at most
+    Δ_j = (2G/b)·(sum of the j largest learning rates), so that
+    δ'(ε') = Σ_{j>=1} Pr[J=j] δ_G(ln(1 + (e^ε' - 1)/p); Δ_j/σ). Holds for η <= 2/smoothness with a
+    smoothness bound that does not depend on the data (feature norms clamped).
+    """
+    check_delta(delta)
+    rates = np.sort(np.asarray(learning_rates, float))[::-1]
+    used = inclusion_probability(batch_size, population, len(rates))
+    weights = binomial_pmf(len(rates), batch_size / population)[1:]
+    shifts = 2.0 * clip_norm / batch_size * np.cumsum(rates)
+    if noise_std <= 0 or delta == 0:
+        return math.inf
+    # Σ_j w_j = p: the inner mixture at δ/p, then amplification
+    return amplified_epsilon(mixture_epsilon(weights / used, shifts / noise_std, min(1.0, delta / used)), used)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -44,24 +44,16 @@ from dither.accounting.gaussian import (
     check_delta,
     compose_gaussians,
     gaussian_epsilon,
+    mixture_epsilon,
     rho,
+    shuffled_round_pattern,
     zcdp_epsilon_tight,
 )
-from dither.accounting.mixtures import mixture_epsilon, shuffled_round_pattern
 from dither.accounting.pld import FINE, Resolution
 from dither.errors import NoProof
 from dither.types import Conditions, ExactNoise, Lattice, Participation, Release
 
 Participations = Sequence[tuple[Release | tuple[Release, ...], int]]
-
-
-@dataclass(frozen=True)
-class ClientRange:
-    """A figure over the clients of a run, such as their ε: the least, the median and the largest."""
-
-    min: float
-    median: float
-    max: float
 
 
 @dataclass(frozen=True)
@@ -109,38 +101,23 @@ class ProvenRow:
     sampler_delta: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The row as summary.json has it; ∞ is still a float here."""
+        """The row as summary.json has it; ∞ is still a float here. `experiment.report.decode` reads it."""
         row = {**vars(self), "not_covered": list(self.not_covered)}
         row["clients"] = None if self.clients is None else dict(vars(self.clients))
         optional = ("clients", "no_credit", "sampler_delta")
         return {name: value for name, value in row.items() if name not in optional or value is not None}
 
-    @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> ProvenRow:
-        """The row that `to_json` wrote; ∞ may be a float or the string "inf". KeyError, TypeError or ValueError
-        if it is not such a row."""
-        clients, no_credit, sampler = row.get("clients"), row.get("no_credit"), row.get("sampler_delta")
-        return cls(
-            view=str(row["view"]),
-            adjacency=str(row["adjacency"]),
-            value=float(row["value"]),
-            delta=float(row["delta"]),
-            unit=str(row["unit"]),
-            recipe=str(row["recipe"]),
-            assumed=bool(row["assumed"]),
-            not_covered=tuple(str(text) for text in row["not_covered"]),
-            detail=str(row.get("detail", "")),
-            against=str(row.get("against", "")),
-            clients=None
-            if clients is None
-            else ClientRange(*(float(clients[name]) for name in ("min", "median", "max"))),
-            no_credit=None if no_credit is None else str(no_credit),
-            sampler_delta=None if sampler is None else float(sampler),
-        )
+
+@dataclass(frozen=True)
+class ClientRange:
+    """A figure over the clients of a run, such as their ε: the least, the median and the largest."""
+
+    min: float
+    median: float
+    max: float
 
 
 REALISED = Participation()
-WORST = Participation("worst")
 
 
 def binomial(num_rounds: int, rate: float, *, adaptive: bool = False, certain: int = 0) -> Participation:
@@ -159,35 +136,42 @@ class Bound(NamedTuple):
     sampler_delta: float | None = None
 
 
-class Rounds(NamedTuple):
-    """The participations that are counted, (releases, how many, the probability of each), how they happen, and on
-    which grid of losses they are composed."""
+_Groups = Sequence[tuple[tuple[Release, ...], int, float]]  # releases, how often, the probability of each
 
-    groups: list[tuple[tuple[Release, ...], int, float]]
+
+class Question(NamedTuple):
+    """What a recipe is asked: the participations that are counted and how they happen; the conditions, the
+    adjacency and δ of the answer; and on which grid losses are composed."""
+
+    groups: _Groups
     how: str
-    resolution: Resolution = FINE
+    conditions: Conditions
+    adjacency: str
+    delta: float
+    resolution: Resolution
+
+    def of(self, channel: str) -> _Groups:
+        """The groups with the releases of one channel alone."""
+        return [(tuple(r for r in group if r.channel == channel), count, p) for group, count, p in self.groups]
 
 
 VIEWS = ("upload", "sum", "broadcast", "final")
 NO_PROOF = "no proof"
-_Recipe = Callable[[Rounds, float, Conditions, str], Bound]
+_Recipe = Callable[[Question], Bound]
 _ROUNDING = "rounding and clamping before secure aggregation (G8)"
 FLOAT_NOISE = (
     "floating-point noise: the proof is for real numbers, and the low bits of an upload can reveal more (H3)"
 )
 SAMPLER_ERROR = "the error of the noise sampler, which is not small beside δ at so large an ε (R7)"
-_FLOAT_CREDIT = "floating-point sums of several clients' noise: their credit is proved for real numbers (R7)"
+_FLOAT_CREDIT = (
+    "floating-point sums of several clients' noise: their credit is proved for real numbers, and for a server "
+    "that broadcasts no huge ones (R7)"
+)
 _FLOAT_PLACES = "floating-point sums under add/remove, where records change places (R7)"
 FLOAT_SUMS = "floating-point sums before the noise: the proof is for real numbers"
 
-
-NUMBERS = (
-    FLOAT_NOISE,
-    FLOAT_SUMS,
-    _FLOAT_CREDIT,
-    _FLOAT_PLACES,
-    SAMPLER_ERROR,
-)  # what computing with numbers may leave uncovered
+# What computing with numbers may leave uncovered
+NUMBERS = (FLOAT_NOISE, FLOAT_SUMS, _FLOAT_CREDIT, _FLOAT_PLACES, SAMPLER_ERROR)
 
 
 def compress(rounds: Iterable[tuple[Release, ...]]) -> list[tuple[tuple[Release, ...], int]]:
@@ -221,7 +205,8 @@ def account(
     unknown = [view for view in views if view not in VIEWS]
     if unknown:
         raise ValueError(f"view={unknown[0]!r}; known: {VIEWS}")
-    rounds = _counted(participations, conditions)._replace(resolution=resolution)
+    groups, how = _counted(participations, conditions)
+    question = Question(groups, how, conditions, adjacency, delta, resolution)
 
     @functools.cache
     def bound(recipe: _Recipe) -> Bound:
@@ -232,13 +217,13 @@ def account(
                     "add/remove needs releases that do not depend on a record count: "
                     f"{conditions.counts_shown}; use zero-out"
                 )
-            return _with_sampler_error(recipe, rounds, delta, conditions, adjacency)
+            return _with_sampler_error(recipe, question)
         except NoProof as refusal:
             return Bound(math.inf, NO_PROOF, str(refusal))
 
     table = []
     for view in views:
-        tried = [bound(recipe) for recipe in _recipes(view, rounds, conditions)]
+        tried = [bound(recipe) for recipe in _recipes(view, question)]
         best = min(tried, key=lambda b: (b.value, b.assumed))
         if best.recipe == NO_PROOF:
             best = best._replace(detail="; ".join(b.detail for b in tried))
@@ -251,7 +236,7 @@ def account(
                     delta=delta,
                     unit=conditions.unit,
                     recipe=row.recipe,
-                    not_covered=conditions.not_covered + _gaps(row, rounds, conditions, adjacency),
+                    not_covered=conditions.not_covered + _gaps(row, question),
                     assumed=row.assumed,
                     detail=row.detail,
                     sampler_delta=row.sampler_delta,
@@ -260,12 +245,12 @@ def account(
     return table
 
 
-def _gaps(bound: Bound, rounds: Rounds, conditions: Conditions, adjacency: str) -> tuple[str, ...]:
-    """What floating-point numbers leave uncovered. Exact noise (R7) covers releases whose bound rests on their own
-    noise alone."""
-    recipe = bound.recipe
+def _gaps(bound: Bound, question: Question) -> tuple[str, ...]:
+    """What floating-point arithmetic leaves uncovered. Exact noise (R7) covers releases whose bound rests on their
+    own noise alone."""
+    recipe, conditions = bound.recipe, question.conditions
     channel = "downlink" if recipe.endswith(" downlink") else "uplink"
-    releases = [r for group, _, _ in rounds.groups for r in group if r.channel == channel and r.uses]
+    releases = [r for group, _, _ in question.of(channel) for r in group if r.uses]
     exact = all(release.exact is not None for release in releases)
     by_use = recipe.startswith("E3")  # local steps round, whatever the noise is
     integers = all(release.exact is not None and release.exact.sums for release in releases)
@@ -280,7 +265,7 @@ def _gaps(bound: Bound, rounds: Rounds, conditions: Conditions, adjacency: str) 
     gaps = {
         FLOAT_NOISE: not exact,
         _FLOAT_CREDIT: exact and not integers and (summed or recipe.endswith(" joint")),
-        _FLOAT_PLACES: exact and adjacency == ADD_REMOVE and recipe != NO_PROOF,
+        _FLOAT_PLACES: exact and question.adjacency == ADD_REMOVE and recipe != NO_PROOF,
         FLOAT_SUMS: exact and by_use,
         SAMPLER_ERROR: ideal and recipe != NO_PROOF,
         _ROUNDING: rounded and not integers,
@@ -291,20 +276,16 @@ def _gaps(bound: Bound, rounds: Rounds, conditions: Conditions, adjacency: str) 
 _SHARES = (1e-4, 1e-2, 0.1, 0.5)  # of δ that the sampler's error may take, tried in turn
 
 
-def _with_sampler_error(
-    recipe: _Recipe, rounds: Rounds, delta: float, conditions: Conditions, adjacency: str
-) -> Bound:
+def _with_sampler_error(recipe: _Recipe, question: Question) -> Bound:
     """The recipe's bound for noise as it is drawn (`ExactNoise.delta`). Where the sampler's error would take most
     of δ the bound is for ideal noise, and labelled so."""
-    error = sampler_error((group, count) for group, count, _ in rounds.groups)
-    if not any(error):
-        return recipe(rounds, delta, conditions, adjacency)
-    for share in _SHARES:
-        bound = recipe(rounds, delta * (1 - share), conditions, adjacency)
+    error = sampler_error((group, count) for group, count, _ in question.groups)
+    for share in _SHARES if any(error) else ():
+        bound = recipe(question._replace(delta=question.delta * (1 - share)))
         added = error.delta(bound.value)
-        if added <= share * delta:
+        if added <= share * question.delta:
             return bound._replace(sampler_delta=added)
-    return recipe(rounds, delta, conditions, adjacency)
+    return recipe(question)
 
 
 def sampler_error(participations: Iterable[tuple[Sequence[Release], int]]) -> ExactNoise:
@@ -318,16 +299,16 @@ def sampler_error(participations: Iterable[tuple[Sequence[Release], int]]) -> Ex
     return ExactNoise(0.0, math.fsum(error[0] for error in errors), math.fsum(error[1] for error in errors))
 
 
-def _recipes(view: str, rounds: Rounds, conditions: Conditions) -> tuple[_Recipe, ...]:
+def _recipes(view: str, question: Question) -> tuple[_Recipe, ...]:
     """All recipes that are valid for a view; the value is their minimum."""
     uploads, sums = [upload_bound], [sum_bound]
-    if _never_expands(rounds, conditions):
+    if _never_expands(question):
         uploads, sums = [*uploads, convex_bound], [*sums, convex_sum_bound]
     if view == "upload":
         return tuple(uploads)
     if view == "sum":
         return (*uploads, *sums)
-    if view == "broadcast" and conditions.exposures:
+    if view == "broadcast" and question.conditions.exposures:
         # the outsider sees some uploads too: sums alone no longer bound the view, all uploads still do
         return (*uploads, joint_bound)
     return (*uploads, *sums, downlink_bound)
@@ -346,7 +327,8 @@ def proven(
     return account(participations, delta, conditions, adjacency=adjacency, views=(view,), resolution=resolution)[0]
 
 
-def _counted(participations: Participations, conditions: Conditions) -> Rounds:
+def _counted(participations: Participations, conditions: Conditions) -> tuple[_Groups, str]:
+    """The participations that count, with their probabilities, and how they happen."""
     groups = [
         ((releases,) if isinstance(releases, Release) else tuple(releases), int(count))
         for releases, count in participations
@@ -361,15 +343,15 @@ def _counted(participations: Participations, conditions: Conditions) -> Rounds:
     kind, num_rounds, rate, adaptive, certain = conditions.participation
     sure = [(releases, count, 1.0) for releases, count in groups]
     if kind == "realised":
-        return Rounds(sure, f"given the {total} participations that happened")
+        return sure, f"given the {total} participations that happened"
     if kind == "worst":
-        return Rounds(sure, f"at most {total} participations")
+        return sure, f"at most {total} participations"
     if kind != "binomial":
         raise ValueError(f"participation kind={kind!r}; known: 'realised', 'worst', 'binomial'")
     if num_rounds is not None and total != num_rounds:
         raise ValueError(f"{total} participations are listed for a binomial over num_rounds={num_rounds}")
     if adaptive:
-        return Rounds(sure, f"all {total} rounds, because R4 is refused for adaptive selection")
+        return sure, f"all {total} rounds, because R4 is refused for adaptive selection"
     drawn, left = [], certain
     for releases, count in groups:
         first = min(left, count)
@@ -377,18 +359,11 @@ def _counted(participations: Participations, conditions: Conditions) -> Rounds:
         drawn += [(releases, first, 1.0), (releases, count - first, rate)]
     how = f"ex ante, participation in each of {total - certain} rounds with probability {rate:g}"
     how += f" and in {certain} for sure" if certain else ""
-    return Rounds([group for group in drawn if group[1]], how)
+    return [group for group in drawn if group[1]], how
 
 
 _LEAST_VARIANCE = 16.0  # of discrete noise: above, its distance from a Gaussian (τ) is below 1e-60
 _MOST_EPOCHS = 200  # beyond, the pattern of shuffled uses is bounded by the worst one
-
-
-_Groups = Sequence[tuple[tuple[Release, ...], int, float]]  # releases, how often, the probability of each
-
-
-def _releases(rounds: Rounds, channel: str) -> _Groups:
-    return [(tuple(r for r in group if r.channel == channel), count, p) for group, count, p in rounds.groups]
 
 
 def _failures(groups: _Groups) -> tuple[float, float]:
@@ -414,7 +389,7 @@ def _failures(groups: _Groups) -> tuple[float, float]:
 
 
 def _name(groups: _Groups) -> str:
-    """The recipes behind a composition, for people."""
+    """The recipes behind a composition, as a readable name."""
     names = {"full": "R1", "full-round": "R1", "poisson": "R3"}
     kinds = {release.sampling.kind for group, _, _ in groups for release in group}
     used = {names.get(kind, "R5" if kind.endswith("-round") else "R2") for kind in kinds} or {"R1"}
@@ -428,58 +403,51 @@ def _shuffled(group: Sequence[Release]) -> bool:
 # --- recipes -------------------------------------------------------------------------------------------
 
 
-def upload_bound(rounds: Rounds, delta: float, conditions: Conditions, adjacency: str) -> Bound:
+def upload_bound(question: Question) -> Bound:
     """(i) adaptive composition of all uplink releases: R1, R2, R3 or R5 by sampler, R4 by participation."""
-    if conditions.lattice is not None:
-        return _discrete(_releases(rounds, "uplink"), rounds, delta, conditions.lattice, adjacency, clients=1)
-    return _composed(_releases(rounds, "uplink"), rounds, delta, conditions, adjacency, gain=1.0)
+    lattice = question.conditions.lattice
+    if lattice is not None:
+        return _discrete(question, lattice, clients=1)
+    return _composed(question.of("uplink"), question)
 
 
-def _never_expands(rounds: Rounds, conditions: Conditions) -> bool:
+def _never_expands(question: Question) -> bool:
     """Whether E3 applies: one release after local steps that do not move two models apart, known by use."""
-    releases = [r for group, _, _ in _releases(rounds, "uplink") for r in group]
+    conditions = question.conditions
     return conditions.lattice is None and all(
         r.by_use is not None and not credit_refusal((r.by_use.rate,) * 2, conditions.smoothness, conditions.convex)
-        for r in releases
+        for group, _, _ in question.of("uplink")
+        for r in group
     )
 
 
-def convex_bound(
-    rounds: Rounds, delta: float, conditions: Conditions, adjacency: str, *, gain: float = 1.0
-) -> Bound:
+def convex_bound(question: Question, *, gain: float = 1.0) -> Bound:
     """E3: one release after local steps that do not expand, by how many of them use the record."""
-    groups = _releases(rounds, "uplink")
-    events = [
-        Group(tuple(item_by_use(r, adjacency, gain=gain) for r in group), count, probability)
-        for group, count, probability in groups
-    ]
-    failure, others_failure = _failures(groups)
-    value = groups_epsilon(
-        events, delta, failure=failure, others_failure=others_failure, resolution=rounds.resolution
-    )
-    return Bound(value, "E3" + ("+R4" if any(p < 1 for _, _, p in groups) else ""), rounds.how)
+    groups = question.of("uplink")
+    value, _ = _amplified(groups, question, lambda r: item_by_use(r, question.adjacency, gain=gain))
+    return Bound(value, "E3" + ("+R4" if any(p < 1 for _, _, p in groups) else ""), question.how)
 
 
-def convex_sum_bound(rounds: Rounds, delta: float, conditions: Conditions, adjacency: str) -> Bound:
+def convex_sum_bound(question: Question) -> Bound:
     """E3 in a sum: the noise is added once, after the last look at the data, so that the credit is exact."""
-    gain = math.sqrt(1.0 + _others_noise(conditions))
-    bound = convex_bound(rounds, delta, conditions, adjacency, gain=gain)
+    gain = math.sqrt(1.0 + _others_noise(question.conditions))
+    bound = convex_bound(question, gain=gain)
     return bound._replace(
         recipe=f"{bound.recipe} sum", detail=f"{bound.detail}; noise of {gain**2:g} clients counts"
     )
 
 
-def downlink_bound(rounds: Rounds, delta: float, conditions: Conditions, adjacency: str) -> Bound:
+def downlink_bound(question: Question) -> Bound:
     """(iii) the broadcasts' own noise."""
-    groups = _releases(rounds, "downlink")
+    groups = question.of("downlink")
     if not any(group for group, _, _ in groups):
         raise NoProof("no noise is added to the broadcast")
-    if conditions.lattice is not None:
+    if question.conditions.lattice is not None:
         raise NoProof("the broadcast carries the uploads' noise, which is discrete here: the bound for sums holds")
-    hidden = [group for group, _, _ in rounds.groups if not _has_downlink(group)]
+    hidden = [group for group, _, _ in question.groups if not _has_downlink(group)]
     if any(release.channel == "uplink" for group in hidden for release in group):
         raise NoProof("some rounds release an upload without a noisy broadcast")
-    bound = _composed(groups, rounds, delta, conditions, adjacency, gain=1.0)
+    bound = _composed(groups, question)
     return bound._replace(recipe=f"{bound.recipe} downlink")
 
 
@@ -487,30 +455,28 @@ def _has_downlink(group: Sequence[Release]) -> bool:
     return any(release.channel == "downlink" for release in group)
 
 
-def _composed(
-    groups: _Groups,
-    rounds: Rounds,
-    delta: float,
-    conditions: Conditions,
-    adjacency: str,
-    *,
-    gain: float,
-) -> Bound:
-    """All releases of the groups with their sampling's amplification, noise multiplied by `gain`."""
-    if any(_shuffled(group) for group, _, _ in groups):
-        return _shuffled_composition(groups, delta, conditions, adjacency, gain)
-    events = [
-        Group(tuple(sampled_item(r, adjacency, gain=gain) for r in group), count, probability)
-        for group, count, probability in groups
-    ]
+def _amplified(groups: _Groups, question: Question, item: Callable[[Release], Item]) -> tuple[float, float]:
+    """ε of all releases, each as `item` has it, and the probability of a truncated batch, which is charged."""
+    events = [Group(tuple(item(r) for r in group), count, probability) for group, count, probability in groups]
     failure, others_failure = _failures(groups)
     value = groups_epsilon(
-        events, delta, failure=failure, others_failure=others_failure, resolution=rounds.resolution
+        events,
+        question.delta,
+        failure=failure,
+        others_failure=others_failure,
+        resolution=question.resolution,
     )
-    recipe = _name(groups)
+    return value, failure
+
+
+def _composed(groups: _Groups, question: Question, *, gain: float = 1.0) -> Bound:
+    """All releases of the groups with their sampling's amplification, noise multiplied by `gain`."""
+    if any(_shuffled(group) for group, _, _ in groups):
+        return _shuffled_composition(groups, question, gain)
+    value, failure = _amplified(groups, question, lambda r: sampled_item(r, question.adjacency, gain=gain))
     charged = f"; {failure:.3g} of truncated batches charged to δ" if failure else ""
     noise = f"; noise of {gain**2:g} clients counts" if gain != 1.0 else ""
-    return Bound(value, recipe, f"{rounds.how}{noise}{charged}")
+    return Bound(value, _name(groups), f"{question.how}{noise}{charged}")
 
 
 def _shuffled_uses(groups: _Groups, conditions: Conditions) -> tuple[int, int, int, list[tuple[Release, int]]]:
@@ -554,17 +520,11 @@ def _largest(
     return [(z, n) for z, n in chosen if n]
 
 
-def _shuffled_composition(
-    groups: _Groups,
-    delta: float,
-    conditions: Conditions,
-    adjacency: str,
-    gain: float,
-) -> Bound:
+def _shuffled_composition(groups: _Groups, question: Question, gain: float) -> Bound:
     """D2: parallel composition inside an epoch, so U uses of the record (R1)."""
-    uses, most, _, flat = _shuffled_uses(groups, conditions)
-    chosen = _largest(flat, uses, max(most, 1), adjacency)
-    value = groups_epsilon([Group(tuple(Item("plain", 1.0, z * gain, n) for z, n in chosen))], delta)
+    uses, most, _, flat = _shuffled_uses(groups, question.conditions)
+    chosen = _largest(flat, uses, max(most, 1), question.adjacency)
+    value = groups_epsilon([Group(tuple(Item("plain", 1.0, z * gain, n) for z, n in chosen))], question.delta)
     return Bound(value, "R1", f"{uses} uses in shuffled epochs (D2), all participations counted")
 
 
@@ -582,44 +542,38 @@ def _others_noise(conditions: Conditions) -> float:
     return others
 
 
-def sum_bound(rounds: Rounds, delta: float, conditions: Conditions, adjacency: str) -> Bound:
+def sum_bound(question: Question) -> Bound:
     """(ii) R6: the honest others' noise counts too."""
+    conditions, groups = question.conditions, question.of("uplink")
     others = _others_noise(conditions)
-    groups = _releases(rounds, "uplink")
     if conditions.lattice is not None:
         clients = 1 + honest_others(conditions.cohort_size, conditions.colluders)
-        return _discrete(groups, rounds, delta, conditions.lattice, adjacency, clients=clients)
+        return _discrete(question, conditions.lattice, clients=clients)
     if all(len(group) <= 1 and sum(r.uses for r in group) <= 1 for group, _, _ in groups):
         # noise added once, after the last look at the data: the credit is exact, amplification remains
-        bound = _composed(groups, rounds, delta, conditions, adjacency, gain=math.sqrt(1.0 + others))
+        bound = _composed(groups, question, gain=math.sqrt(1.0 + others))
         return bound._replace(recipe=f"{bound.recipe} sum")
-    return _noise_inside_steps(groups, rounds, delta, conditions, adjacency, others)
+    return _noise_inside_steps(groups, question, others)
 
 
-def _discrete(
-    groups: _Groups,
-    rounds: Rounds,
-    delta: float,
-    lattice: Lattice,
-    adjacency: str,
-    *,
-    clients: int,
-) -> Bound:
+def _discrete(question: Question, lattice: Lattice, *, clients: int) -> Bound:
     """Discrete Gaussians on the integers, summed over `clients` (Kairouz, Liu, Steinke 2021): zCDP adds up. One
     client's alone is a randomised rounding, of std 2, of a continuous Gaussian, up to a factor 1 ± 2^-110
-    (`lattice_noise`, step 1): that is R1.
+    (`accounting.exact`, step 1): that is R1.
 
     Rounding happens before the noise, so it is part of the query: a coordinate of two neighbours' uploads moves by
     at most one step of the grid more. Nothing is credited for sampling or for chance in participation.
     """
     total = squares = 0.0
-    for group, count, _ in groups:
+    for group, count, _ in question.of("uplink"):
         if not group or not count:
             continue
         if len(group) > 1 or group[0].uses > 1:
             raise NoProof("discrete noise is accounted for one release a round, at its end")
         release = group[0]
-        distance = release.noise_std / step_multiplier(release, adjacency) if release.noise_std else math.inf
+        distance = (
+            release.noise_std / step_multiplier(release, question.adjacency) if release.noise_std else math.inf
+        )
         if not math.isfinite(distance):
             return Bound(math.inf, "R6 discrete" if clients > 1 else "R1 discrete", "no noise")
         variance = (lattice.least * release.noise_std / lattice.step) ** 2
@@ -631,22 +585,22 @@ def _discrete(
         moved = distance / lattice.step + math.sqrt(lattice.dimension)
         squares += count * moved**2 / (variance - 4.0)
         total += count * rho(moved, variance=variance, clients=clients, dimension=lattice.dimension)
-    how = rounds.how.replace("ex ante, participation in each", "all")
+    how = question.how.replace("ex ante, participation in each", "all")
     if clients == 1:
-        return Bound(gaussian_epsilon(math.sqrt(squares), delta), "R1 discrete", f"{how}; discrete noise")
+        value = gaussian_epsilon(math.sqrt(squares), question.delta)
+        return Bound(value, "R1 discrete", f"{how}; discrete noise")
     detail = f"{how}; discrete noise of {clients} clients, zCDP"
-    return Bound(zcdp_epsilon_tight(total, delta), "R6 discrete", detail)
+    return Bound(zcdp_epsilon_tight(total, question.delta), "R6 discrete", detail)
 
 
 # reason: two theorems and three samplers in one place, read beside docs/privacy.md
-def _noise_inside_steps(
-    groups: _Groups, rounds: Rounds, delta: float, conditions: Conditions, adjacency: str, others: float
-) -> Bound:
+def _noise_inside_steps(groups: _Groups, question: Question, others: float) -> Bound:
     """R6' for convex steps, G7c where only a Lipschitz bound is known."""
+    conditions, delta = question.conditions, question.delta
     groups = [group for group in groups if sum(r.uses for r in group[0])]
     if any(r.sampling.kind.endswith("-round") for group, _, _ in groups for r in group):
         raise NoProof("noise inside and at the end of a round in one participation")
-    steps = {group: _steps(group, adjacency) for group, _, _ in groups}
+    steps = {group: _steps(group, question.adjacency) for group, _, _ in groups}
     refused = any(credit_refusal(rates, conditions.smoothness, conditions.convex) for rates, _ in steps.values())
     by_lipschitz = refused and not conditions.assume and conditions.lipschitz is not None
     assumed = refused and not by_lipschitz
@@ -656,7 +610,7 @@ def _noise_inside_steps(
         noise += "; assumed: convex losses and non-expansive steps"
 
     def cost(group: tuple[Release, ...], uses: int) -> float:
-        """μ² of a participation that uses the record so often."""
+        """μ² of a participation that uses the record this many times."""
         rates, multipliers = steps[group]
         if by_lipschitz:
             bound = float(conditions.lipschitz or 0.0)
@@ -700,7 +654,7 @@ def _noise_inside_steps(
             else:
                 every = len(steps[group][0])
                 events.append(Group((_plain(math.sqrt(cost(group, every)), 1),), count, probability))
-        used = rounds.how
+        used = question.how
     failure, others_failure = _failures(groups)
     value = groups_epsilon(events, delta, failure=failure, others_failure=others_failure)
     recipe = f"R6 {theorem}" + ("+R4" if any(event.probability < 1 for event in events) else "")
@@ -765,19 +719,20 @@ def _unsampled(release: Release) -> Release:
     return release._replace(sampling=release.sampling._replace(kind="full-round", rate=1.0, truncation=0.0))
 
 
-def joint_bound(rounds: Rounds, delta: float, conditions: Conditions, adjacency: str) -> Bound:
+def joint_bound(question: Question) -> Bound:
     """(iii) with L exposed uploads, N1: μ² = L (Δ_U/σ_U)² + (T-L) (Δ_D/σ_A)².
 
     Given a round's upload, its broadcast adds nothing; the worst L rounds are taken as the exposed ones.
     """
+    conditions = question.conditions
     if conditions.lattice is not None:
         raise NoProof("exposed uploads are accounted for continuous noise only")
     rows = []
-    for group, count, _ in rounds.groups:
+    for group, count, _ in question.groups:
         if not _has_downlink(group):
             raise NoProof("some rounds have no noisy broadcast")
         up, down = (
-            [sampled_item(_unsampled(r), adjacency) for r in group if r.channel == channel]
+            [sampled_item(_unsampled(r), question.adjacency) for r in group if r.channel == channel]
             for channel in ("uplink", "downlink")
         )
         if any(item.kind != "plain" for item in (*up, *down)):
@@ -789,7 +744,7 @@ def joint_bound(rounds: Rounds, delta: float, conditions: Conditions, adjacency:
         seen = min(left, count)
         left -= seen
         total += (seen * exposed if seen else 0.0) + ((count - seen) * hidden if count > seen else 0.0)
-    value = groups_epsilon([Group((_plain(math.sqrt(total), 1),))], delta)
+    value = groups_epsilon([Group((_plain(math.sqrt(total), 1),))], question.delta)
     return Bound(
         value, "R1 joint", f"{conditions.exposures} exposed uploads, every broadcast (N1), all listed rounds"
     )

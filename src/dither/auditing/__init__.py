@@ -5,8 +5,6 @@ neighbours       neighbouring data sets that differ in one canary; a pair that r
 trials           thousands of trials in one compiled program, or many canaries in one run
 likelihood       the test statistic, fitted to pilot trials
 bounds           lower bounds on ε with a stated confidence
-membership       LiRA: which records a final model was trained on
-reconstruction   a record read off one upload
 fuzz             random specs, each attacked: `dither audit --fuzz`
 report           rows, audit.json and the pictures
 """

@@ -136,7 +136,7 @@ def _check_options(views: Sequence[str], options: _Options) -> None:
 
 
 def _ended_after(experiment: Experiment, rounds: int) -> Experiment:
-    """The experiment of a run that ended after so many rounds."""
+    """The experiment of a run that ended after this many rounds."""
     claim = claim_after(experiment, rounds) if rounds < len(experiment.cohorts) else experiment.prepared.claim
     experiment = experiment.first_rounds(rounds)
     return replace(experiment, prepared=experiment.prepared._replace(claim=claim))
@@ -289,8 +289,8 @@ class _Auditor:
         return self._compiled[key]
 
     def _affordable(self, view: str, schedule: TargetSchedule) -> tuple[int, TargetSchedule, int]:
-        """Fewer rounds, then fewer trials, where all would take too long; a lower bound stays one. Also how many
-        trials would take no longer than that, for the pilots to keep to."""
+        """Fewer rounds, then fewer trials, if all of them would take too long; a lower bound remains one. Also
+        returns how many trials are affordable, which limits the pilots."""
         spec = self.experiment.spec
         members = schedule.cohorts.shape[1] if view != "upload" else 1
         if view in ("broadcast", "final"):

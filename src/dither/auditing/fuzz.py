@@ -16,7 +16,7 @@ Noise is measured, so each answer may be wrong with probability 1e-7; everything
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -105,7 +105,8 @@ def check(seed: int) -> Outcome:
     if seed % 8 == _COUNTS:
         case, proven, attacked = check_counts(rng, _ERROR)
         return Outcome(seed, Drawn(case.values, case.sizes), "R1", proven, attacked, "counts")
-    for drawn in _draws(rng):
+    while True:
+        drawn = draw(rng)
         try:
             experiment = build(drawn)
             recipe, proven = _proven(experiment, drawn)
@@ -115,15 +116,9 @@ def check(seed: int) -> Outcome:
             found = _Attack(experiment, drawn, recipe).epsilons()
             attack = max(found, key=lambda name: found[name])
             return Outcome(seed, drawn, recipe, proven, found[attack], attack)
-    raise AssertionError("unreachable: draws do not end")
 
 
 # Specs
-
-
-def _draws(rng: np.random.Generator) -> Iterator[Drawn]:
-    while True:
-        yield draw(rng)
 
 
 # reason: one table of what is drawn, read from top to bottom

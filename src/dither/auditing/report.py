@@ -37,17 +37,10 @@ class AttackResult(NamedTuple):
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> AttackResult:
         """The result whose `_asdict()` was written as JSON."""
-        return cls(
-            view=values["view"],
-            unit=values["unit"],
-            design=values["design"],
-            rounds=values["rounds"],
-            bounds=[bounds.LowerBound(*each) for each in values["bounds"]],
-            scores_in=np.asarray(values["scores_in"]),
-            scores_out=np.asarray(values["scores_out"]),
-            thresholds=[bounds.Threshold(*each) for each in values["thresholds"]],
-            mu_thresholds=[bounds.Threshold(*each) for each in values["mu_thresholds"]],
-        )
+        kinds = {"bounds": bounds.LowerBound, "thresholds": bounds.Threshold, "mu_thresholds": bounds.Threshold}
+        lists = {name: [kind(*each) for each in values[name]] for name, kind in kinds.items()}
+        scores = {name: np.asarray(values[name]) for name in ("scores_in", "scores_out")}
+        return cls(**{name: values[name] for name in cls._fields} | lists | scores)
 
     def label(self) -> str:
         """The view in a legend."""

@@ -145,7 +145,7 @@ def join(
             data, label=label, server=server, folder=federation, ledger=ledger, new_ledger=new_ledger,
             approve=ask, files=[*(method or ()), *(model or ())], seeded=test, patience=patience, idle=idle,
             target=None if epsilon is None else Target(epsilon, delta), behind_supernode=behind_supernode,
-            say=_notes(),
+            say=_notes(), structured=common.output().json,
         )  # fmt: skip
     outcome = result.outcome or {}
     if common.output().json:

@@ -383,6 +383,9 @@ def _load_records(records: Any, options: LoadOptions) -> Dataset:
     sources = []
     for name, table in zip(map(str, named), tables, strict=True):
         check_table(table, name)
+        for column in table.select_dtypes("object"):
+            if not table[column].map(pd.api.types.is_hashable).all():
+                raise DataError(f"column {column!r} of {name!r} holds lists; make columns of their parts")
         hashes = hash_table(table)
         sources.append(Source(name, Path(name), hashes, hashlib.sha256(np.sort(hashes[0]).tobytes()).hexdigest()))
     return _load_tables("data", sources, tables, options, several=not isinstance(records, pd.DataFrame))

@@ -31,6 +31,7 @@ MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "null", "NULL")
 MISSING_NUMBER = (*MISSING, "-", "--", ".", "na", "none", "None", "missing", "unknown")
 _DELIMITERS = (",;\t|", "^~:\x01\x1f")  # the second ones only where the header has none of the first
 _LAST = "\x1e"  # what a row is made of that is put after the last one (the ASCII record separator)
+_MORE = "more"  # the column of a cell beyond the last one: a delimiter may end a row
 _UNEQUAL = re.compile(r".*Expected (\d+) fields in line (\d+), saw (\d+)")  # as pandas says it
 _WHOLE_NUMBER = re.compile(r"[+-]?\d+\.0+")
 _ENCODINGS = {
@@ -65,11 +66,16 @@ def read_table(path: StrPath) -> pd.DataFrame:
     except DataError:
         raise
     except Exception as error:  # pandas and pyarrow raise many unrelated kinds for one bad file
-        why = _UNEQUAL.sub(r"line \2 has \3 cells, the header \1; correct the line", first_line(error))
+        why = _UNEQUAL.sub(_too_long, first_line(error))
         raise DataError(f"{path.name!r} cannot be read as a {suffix[1:]} table: {why}") from None
     frame.columns = pd.Index([str(column).strip() for column in frame.columns])
     check_table(frame, path.name)
     return frame
+
+
+def _too_long(said: re.Match[str]) -> str:
+    most, line, cells = map(int, said.groups())  # of `_uneven_rows`, which reads one line and one cell more
+    return f"line {line - 1} has {cells} cells, the header {most - 1}; correct the line"
 
 
 def check_table(frame: pd.DataFrame, name: str) -> None:
@@ -99,7 +105,6 @@ def _read_parquet(path: Path) -> pd.DataFrame:
 
 def _read_csv(path: Path) -> pd.DataFrame:
     """A CSV file, every cell as text."""
-    import pandas as pd
     import pyarrow as pa
     from pyarrow import csv as arrow_csv
 
@@ -125,22 +130,35 @@ def _read_csv(path: Path) -> pd.DataFrame:
         )
         frame: pd.DataFrame = table.to_pandas()
     except pa.ArrowInvalid:  # rows of unequal length: pandas reads the others alike
-        # index_col=False: a trailing comma must not shift the columns by one.
-        frame = pd.read_csv(
-            io.BytesIO(text),
-            sep=delimiter,
-            dtype=str,
-            header=0,
-            names=numbers,
-            keep_default_na=False,
-            skipinitialspace=True,
-            index_col=False,
-            encoding="utf-8",
-        )
+        frame = _uneven_rows(text, delimiter, numbers)
+        if (longer := np.flatnonzero(frame.pop(_MORE).fillna("").to_numpy() != "")).size:
+            raise DataError(
+                f"{path.name!r}: row {longer[0] + 1} has more cells than the header; correct the row"
+            ) from None
     if not len(frame) or (frame.iloc[-1] != _LAST).any():
         raise DataError(f"{path.name!r} has a quote that is never closed; save the table as CSV (UTF-8) again")
     frame = frame.iloc[:-1].set_axis(names, axis=1)
     return frame if delimiter == "," else frame.apply(_with_points)
+
+
+def _uneven_rows(text: bytes, delimiter: str, columns: list[str]) -> pd.DataFrame:
+    """The rows after the header, and what a row has in one more cell. pandas would take the first row for the
+    measure of all: a row of our own comes first, so that no record says how long another one may be."""
+    import pandas as pd
+
+    first = delimiter.join([_LAST] * (len(columns) + 1)).encode() + b"\n"
+    frame: pd.DataFrame = pd.read_csv(
+        io.BytesIO(first + text),
+        sep=delimiter,
+        dtype=str,
+        header=None,
+        names=[*columns, _MORE],
+        keep_default_na=False,
+        skipinitialspace=True,
+        index_col=False,
+        encoding="utf-8",
+    )
+    return frame.iloc[2:].reset_index(drop=True)
 
 
 def _names(text: bytes, delimiter: str) -> list[str]:
@@ -299,12 +317,10 @@ def factorize(series: pd.Series, missing: Collection[str] = MISSING) -> tuple[np
     once, so the cost grows with the distinct values and not with the rows."""
     import pandas as pd
 
-    try:
-        raw_codes, raw_values = pd.factorize(series, use_na_sentinel=True)
-    except TypeError:
-        raise DataError(
-            f"column {series.name!r} holds lists or other objects; make columns of their parts"
-        ) from None
+    raw_codes, raw_values = pd.factorize(series, use_na_sentinel=True)
+    if series.dtype == object and not all(isinstance(value, str) for value in raw_values):
+        # To pandas True, 1 and 1.0 are one value, spelled as the first of them: spell each cell by itself.
+        raw_codes, raw_values = pd.factorize(series.map(canonical, na_action="ignore"), use_na_sentinel=True)
     spelled = [canonical(value) for value in raw_values]
     texts = sorted(set(spelled) - set(missing))
     code_of = {text: code for code, text in enumerate(texts)}

@@ -274,7 +274,8 @@ def _scaled(question: Question, table: Columns, at: int) -> tuple[np.ndarray, np
     low, high = question.ranges[at]
     values = table.numbers(question.columns[at])
     number = np.isfinite(values)
-    return number, np.clip((values[number] - low) / (high - low), 0.0, 1.0)
+    with np.errstate(over="ignore"):  # no warning tells of a record
+        return number, np.clip((values[number] - low) / (high - low), 0.0, 1.0)
 
 
 def _groups(question: Question, table: Columns) -> np.ndarray | int:

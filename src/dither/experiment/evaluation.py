@@ -105,7 +105,7 @@ def scored_table(report: Report, path: str | Path, *, held_out: bool = False) ->
 
 def score_columns(outputs: np.ndarray, y: np.ndarray, task: str, num_classes: int) -> pd.DataFrame:
     """Of each record: the predicted class, its probability and the true class; of a regression truth and error. A
-    blank (a label below 0) has no truth and is counted nowhere."""
+    blank (a label below 0) has no truth: it is counted outside the classes, where no score looks, or nowhere."""
     if not num_classes:
         predicted = np.clip(np.nan_to_num(np.asarray(models.predict(outputs, task), np.float64), nan=0.5), 0, 1)
         truth = np.where(y >= 0, np.clip(np.asarray(y, np.float64), 0.0, 1.0), np.nan)

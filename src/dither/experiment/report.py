@@ -196,7 +196,7 @@ class Epsilon:
         source, adjacency = str(claim["source"]), str(claim["adjacency"])
         claimed = Claim(epsilon, str(claim["unit"]), delta, source, conditions, adjacency)
         clients = decode(tuple[ClientEpsilon, ...], value.get("clients", ()))
-        return cls.of(spec, claimed, [ProvenRow.from_json(row) for row in value["proven"]], attacked, clients)
+        return cls.of(spec, claimed, [decode(ProvenRow, row) for row in value["proven"]], attacked, clients)
 
     @classmethod
     def of(

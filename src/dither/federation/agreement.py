@@ -30,7 +30,7 @@ from dither.privacy import clipping
 from dither.secagg.roster import Rules
 from dither.simulation.arrays import Problem
 from dither.spec import MODELS, Spec, code, method_available, model_file
-from dither.types import RoundInfo
+from dither.types import PrivacyPlan, RoundInfo
 
 FORMAT = 1
 NEIGHBOURS = ("zero-out", "replace-one")  # under add/remove the counts, which all parties see, would tell
@@ -217,6 +217,12 @@ class Agreement(Terms):
         """How many of a cohort may lack in a sum that is used: proofs count on none of their noise."""
         return max(self.spec.cohort_size - least_clients(self.spec), 0)
 
+    def lacking(self, plan: PrivacyPlan) -> int:
+        """How many others' noise no proof of a party counts on. Where integers are summed that carry their noise,
+        the party itself sees to it that enough others are in the sum. In the open no other's noise hides an
+        upload. Nor in a sum of floats: a server that broadcasts 2^40 to the others rounds all their noise away."""
+        return self.may_lack if sums_integers(plan) else self.spec.cohort_size - 1
+
     def _dataset(self, x: np.ndarray, y: np.ndarray) -> data.Dataset:
         """One party's own records, in the place where a simulation has everybody's."""
         schema = None if self.schema is None else data.Schema.from_dict(self.schema)
@@ -298,6 +304,8 @@ class Agreement(Terms):
             sent = f"masked integers; the server learns sums of at least {least} parties, nobody's alone"
         leaves.append(("what leaves", f"in each of your rounds {experiment.num_params:,} {sent}"))
         cost = [("your noise", self._noise_words(experiment, number, mine))]
+        if spec.aggregation != "off" and not sums_integers(experiment.plan):
+            cost.append(("hostile server", "may send numbers that round the others' noise away: count on yours"))
         accountant = experiment.accountant(self.may_lack)
         if spec.privacy.epsilons:
             accountant = accountant.of([number])
@@ -329,6 +337,11 @@ class Agreement(Terms):
             f"Gaussian, std {first.noise_std:.4g} against a sensitivity of {first.sensitivity:.4g} "
             f"({first.source}), drawn on this machine from {source}"
         )
+
+
+def sums_integers(plan: PrivacyPlan) -> bool:
+    """Whether secure aggregation sums integers with noise that no broadcast can take from them."""
+    return plan.aggregation != "off" and (plan.exact_sums or plan.discrete_noise)
 
 
 def held_out_rows(spec: Spec, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -17,17 +17,19 @@ from typing import Any, NamedTuple
 
 from dither.accounting.ledger import Spent
 from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
-from dither.errors import DitherError, FederationError
+from dither.errors import DataError, DitherError, FederationError
 from dither.experiment.folder import lock
 from dither.federation import flower, keys, nvflare
 from dither.federation.agreement import Agreement, PartyData, approved_digest, held_out_rows
 from dither.federation.local import IdleTimer, answer_at, clock
 from dither.federation.party import Approve, Party, Target
 from dither.federation.state import PartyStore
+from dither.federation.statistics import LOCAL
 from dither.spec import code
 from dither.types import __version__
 
 _LINGER_SECONDS = 2.0  # for the last answer to reach the server
+_ELSEWHERE = "`dither join` without --json says more"
 CLOCK_SECONDS = 10.0  # by more than this a SuperLink takes a node's signature for a replay
 
 
@@ -57,8 +59,12 @@ def join(
     idle: float = 86400.0,
     behind_supernode: bool = False,
     say: Callable[[str], None] = lambda line: None,
+    structured: bool = False,
 ) -> JoinOutcome:
-    """Take part until the run is over."""
+    """Take part until the run is over. With `structured`, what is said may be collected elsewhere: nothing of a
+    record is in it."""
+    say = _without_records(say) if structured else say
+    keys.party_name(folder)  # else it is no party's folder
     over_flare = nvflare.is_used(folder)
     (nvflare if over_flare else flower).require()
     if not behind_supernode:
@@ -101,6 +107,8 @@ def join(
             where = fleet.Server(server, folder / "ca.pem", folder / "node.key", folder / "node.number")
             nodes = len(party.keyring.parties)
             fleet.serve(where, party.answer, until=over, patience=patience, idle=idle, nodes=nodes, say=say)
+    if structured and isinstance(party.refusal, DataError):
+        raise FederationError(f"the records do not fit the agreement: {_ELSEWHERE}")
     if party.refusal is not None:
         raise party.refusal
     privacy = (
@@ -121,14 +129,18 @@ def _reach(server: str, patience: float, say: Callable[[str], None]) -> None:
             return say(f"{server} takes connections")
         except OSError as error:
             if time.monotonic() > until:
+                since = f" for {patience:.0f} s" if patience else ""
                 raise FederationError(
-                    f"no server at {server} for {patience:.0f} s ({error}); check the address and that "
-                    "`dither serve` runs there"
+                    f"no server at {server}{since} ({error}); check the address and that `dither serve` runs there"
                 ) from None
             tries += 1
             if tries & (tries - 1) == 0:  # the first, second, fourth, eighth ...
                 say(f"no connection to {server} ({error}); the last try at {clock(until - time.monotonic())}")
             time.sleep(min(0.5 * tries, 5.0))
+
+
+def _without_records(say: Callable[[str], None]) -> Callable[[str], None]:
+    return lambda line: say(f"{LOCAL}{_ELSEWHERE}" if line.startswith(LOCAL) else line)
 
 
 @contextmanager

@@ -100,7 +100,11 @@ class Keyring:
     def load(cls, folder: Path) -> Keyring:
         path = folder / "federation.json"
         if not path.is_file():
-            raise ConfigError(f"{str(folder)!r} has no federation.json; make one with `dither federation init`")
+            inside = folder / "server"
+            advice = "make one with `dither federation init`"
+            if (inside / "federation.json").is_file():
+                advice = f"did you mean {str(inside)!r}?"
+            raise ConfigError(f"{str(folder)!r} has no federation.json; {advice}")
         return cls.from_dict(read_checked(path, _ADVICE, old=("format", "id", "server", "parties")), path)
 
     @classmethod

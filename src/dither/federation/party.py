@@ -27,10 +27,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dither.accounting import compress
-from dither.accounting.ledger import Charge, Entry
+from dither.accounting.ledger import Budget, Charge, Entry, composed
 from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
-from dither.errors import BudgetExhausted, ClientRefused, DitherError, FederationError, ProtocolAbort
-from dither.experiment import build
+from dither.errors import BudgetExhausted, ClientRefused, DataError, DitherError, FederationError, ProtocolAbort
+from dither.experiment import build, counting
 from dither.experiment.counting import NAMES
 from dither.experiment.folder import to_json
 from dither.federation import engines, keys, messages
@@ -42,15 +42,16 @@ from dither.federation.agreement import (
     federated_spec,
     record_approval,
     secagg_rules,
+    sums_integers,
 )
 from dither.federation.state import COMPUTED, PARTY_ADVICE, ChargedRound, PartyStore, PendingUpload, ReleaseRecord
-from dither.federation.statistics import PartyStatistics, StatisticsTerms
+from dither.federation.statistics import LOCAL, PartyStatistics, StatisticsTerms
 from dither.privacy import clipping, noise
 from dither.secagg.client import ClientSession
 from dither.secagg.roster import Rules
 from dither.simulation import devices
 from dither.spec import PrivacySpec
-from dither.types import Release, RoundInfo
+from dither.types import Conditions, Release, RoundInfo
 
 # How the owner agreed to a run, or to statistics (without an experiment); raises FederationError when not.
 Approve = Callable[[Terms, build.Experiment | None], str]
@@ -144,7 +145,8 @@ class Party:
             reason = error if isinstance(error, DitherError) else fault
             # It may quote the server, which must not write to the owner's terminal as it likes.
             reason.args = (messages.printable(str(reason)),)
-            self.say(f"refused: {' '.join(str(reason).split())}")
+            local = LOCAL if isinstance(error, DataError) else ""  # it may quote a cell
+            self.say(f"{local}refused: {' '.join(str(reason).split())}")
             if asked in _TERMS:
                 self.refusal = reason
             return self._pack("refused", {"why": _for_the_server(error, asked)}, quoted=quoted)
@@ -201,6 +203,8 @@ class Party:
         trained = terms.trained if isinstance(terms, StatisticsTerms) else None
         if trained is not None and approved_digest(self.folder) != trained.digest:
             raise FederationError("the model to evaluate was trained under an agreement not approved here")
+        if isinstance(terms, StatisticsTerms):
+            self._check_counted(terms)
         # A run's folder belongs to one agreement: what was charged and masked in it was so under that one.
         folder = self.folder / "runs" / terms.run
         before = _saved_terms(folder)
@@ -246,6 +250,8 @@ class Party:
         run = self._made_ready(terms, records)
         if isinstance(run, _Run):
             self._check_target(run.agreement, run.experiment)
+        else:
+            self._check_counted(run.agreement)
         self._runs[type(terms)] = run
         self.say(f"back in run {name[:8]}")
         return run
@@ -263,25 +269,54 @@ class Party:
                 "the agreement draws noise from a public seed, which protects nothing; allow it with --test"
             )
 
-    def _check_target(self, agreement: Agreement, experiment: build.Experiment) -> None:
+    def _check_target(
+        self, agreement: Agreement, experiment: build.Experiment, counted: StatisticsTerms | None = None
+    ) -> None:
         """`FederationError` unless this party's own target holds against the server itself: for all that this
-        party sends, whatever the view that the agreement names, and whatever the server says of its noise."""
+        party sends in a run, with all that was `counted` here, whatever the view that the agreement names, and
+        whatever the server says of its noise."""
         if self._target is None:
             return
-        (most, largest), delta = self._target, agreement.spec.privacy.delta
-        hidden = agreement.spec.aggregation != "off"
-        accountant = experiment.accountant(lacking(agreement)).of([agreement.number(self.name)])
-        row = accountant.proven("sum" if hidden else "upload")
+        view = "sum" if sums_integers(experiment.plan) else "upload"
+        delta = agreement.spec.privacy.delta
+        accountant = experiment.accountant(agreement.lacking(experiment.plan)).of([agreement.number(self.name)])
+        row, looks = accountant.proven(view), self._looks(counted)
+        value = row.value
+        if looks:
+            run = [Charge(EVERY_RECORD, accountant.clients[0].most)]
+            terms = Budget(self._target.epsilon, delta, view, experiment.plan.adjacency)
+            value = composed([*looks, (run, accountant.conditions)], terms)[0]
+        kind = "assumes" if row.assumed else "proves"
+        whom = f"against a server that sees {'sums' if view == 'sum' else 'its uploads'}"
+        whom += ", with what was counted here," * bool(looks)
+        self._within_target(math.inf if row.assumed else value, delta, f"{kind} ε = {value:.4g}", whom)
+
+    def _check_counted(self, terms: StatisticsTerms) -> None:
+        """The same for what is to be counted: by itself, and with the run whose model it scores."""
+        if self._target is None:
+            return
+        if (trained := terms.trained) is not None:
+            self._check_target(trained, trained.experiment(*trained.encode(self.source, empty=True)), terms)
+        value, _ = composed(self._looks(terms), Budget(self._target.epsilon, terms.delta))
+        self._within_target(value, terms.delta, f"proves ε = {value:.4g}", "with what was counted here before")
+
+    def _looks(self, more: StatisticsTerms | None) -> list[tuple[list[Charge], Conditions]]:
+        """What was counted here under terms that the owner approved, and what is asked now."""
+        saved = [StatisticsTerms.load(path, PARTY_ADVICE) for path in sorted((self.folder / "runs").glob("*"))]
+        every = {terms.digest: terms for terms in (*saved, more) if terms is not None}
+        releases = [counting.release(t.epsilon, t.delta, lists_names=t.lists_names) for t in every.values()]
+        return [([Charge(EVERY_RECORD, [((release,), 1)])], Conditions()) for release in releases]
+
+    def _within_target(self, value: float, delta: float, said: str, whom: str) -> None:
+        most, largest = self._target or (math.inf, 1.0)
         if delta > largest:
             raise FederationError(
                 f"the agreement has δ = {delta:g}, above this party's {largest:g}; raise --delta, or do not join"
             )
-        if row.assumed or not row.value <= most:
-            kind = "assumes" if row.assumed else "proves"
+        if not value <= most:
             raise FederationError(
-                f"the agreement {kind} ε = {row.value:.4g} for this party against a server that sees "
-                f"{'sums' if hidden else 'its uploads'}, above its own target; raise --epsilon {most:g}, or ask "
-                "for privacy.noise='proven' and that view"
+                f"the agreement {said} for this party {whom}, above its own target; raise --epsilon {most:g}, or "
+                "ask for privacy.noise='proven' and that view"
             )
 
     def _pack(
@@ -394,7 +429,7 @@ class _Run(_Masked):
         self._ledger = party.ledger
         self._dataset = data_id(party.ledger, path=str(party.source.path))
         self._check_memory()
-        accountant = experiment.accountant(missing=lacking(agreement))
+        accountant = experiment.accountant(missing=agreement.lacking(experiment.plan))
         self._conditions, self._releases = accountant.conditions, accountant.ledger_releases
         secret = None
         if agreement.spec.randomness == "os":
@@ -547,12 +582,6 @@ class _Run(_Masked):
             for entry in self._ledger.history(self._dataset)
             if entry.kind == "charge" and entry.run == self.agreement.run
         ]
-
-
-def lacking(agreement: Agreement) -> int:
-    """How many others' noise no proof of a party counts on. Under secure aggregation the party itself sees to it
-    that enough others are in the sum; in the open no other's noise hides an upload."""
-    return agreement.spec.cohort_size - 1 if agreement.spec.aggregation == "off" else agreement.may_lack
 
 
 def _saved_terms(folder: Path) -> Terms | None:

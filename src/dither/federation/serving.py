@@ -54,9 +54,11 @@ def serve(
     from dither.federation import flower, nvflare
 
     keys_folder, run_folder = keys_folder.resolve(), run_folder.resolve()
+    keyring = keys.Keyring.load(keys_folder)
     over_flare = nvflare.is_used(keys_folder)
     (nvflare if over_flare else flower).require()
-    keyring = keys.Keyring.load(keys_folder)
+    if not (keys_folder / "server.pem").is_file():
+        raise ConfigError(f"{str(keys_folder)!r} is not a server's folder: it has no server.pem")
     names = [party.name for party in keyring.parties]
     for name in without:
         if name not in names:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from dither.federation.messages import SignedMessage
     from dither.federation.party import Party
 
+LOCAL = "local, not private: "  # how a line begins that tells the owner about records
 MODULUS_BITS = 64  # counts reach 2^31 records times 2^16 units
 _ADVICE = "this party no longer knows what it answered: go on without it, or start a new run"
 
@@ -191,7 +192,7 @@ class PartyStatistics:
         if self._columns is None and self.agreement.trained is not None:
             scored = _scored(self.agreement.trained, self._source, message)
             told = f"on {len(scored):,} of your records that training left out, {_own(scored)}"
-            self._say(f"local, not private: {told}")
+            self._say(f"{LOCAL}{told}")
             self._columns = Columns(scored)
         elif self._columns is None:
             self._columns = Columns(self._whole_table())

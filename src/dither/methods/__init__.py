@@ -51,6 +51,17 @@ def method(name: str) -> Method:
     return _method(import_module(module))
 
 
+# What a plan takes as the spec has it
+_OF_SPEC = (
+    *("cohort_size", "num_rounds", "local_steps", "batch_size", "batch_sampling", "sampling_rate", "client_lr"),
+    *("lr_decay", "server_lr", "colluders", "adjacency", "seed", "aggregation"),
+)
+_OF_PRIVACY = (
+    *("clip_norm", "clip", "clip_quantile", "epsilon", "epsilons", "delta", "unit", "view", "assume_credit"),
+    *("noise_std", "noise_schedule", "noise_decay", "noise_decay_start", "noise_scale"),
+)
+
+
 def prepare(
     spec: Spec, model: Any, *, client_sizes: np.ndarray, num_params: int, chosen: Method | None = None
 ) -> Prepared:
@@ -58,45 +69,19 @@ def prepare(
     num_clients = len(client_sizes)
     if spec.cohort_size > num_clients:
         raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={num_clients}")
-    privacy = spec.privacy
     plan = PrivacyPlan(
+        **{name: getattr(spec, name) for name in _OF_SPEC},
+        **{name: getattr(spec.privacy, name) for name in _OF_PRIVACY},
         client_sizes=np.asarray(client_sizes),
         num_params=num_params,
-        cohort_size=spec.cohort_size,
-        num_rounds=spec.num_rounds,
-        local_steps=spec.local_steps,
-        batch_size=spec.batch_size,
-        batch_sampling=spec.batch_sampling,
-        sampling_rate=spec.sampling_rate,
-        client_lr=spec.client_lr,
-        lr_decay=spec.lr_decay,
-        server_lr=spec.server_lr,
-        clip_norm=privacy.clip_norm,
-        clip=privacy.clip,
         l2=spec.model.l2,
         l2_inside_clip=spec.model.l2_inside_clip,
-        epsilon=privacy.epsilon,
-        delta=privacy.delta,
-        noise="none" if math.isinf(privacy.epsilon) else privacy.noise,
-        unit=privacy.unit,
-        view=privacy.view,
-        colluders=spec.colluders,
-        adjacency=spec.adjacency,
+        noise="none" if math.isinf(spec.privacy.epsilon) else spec.privacy.noise,
         options=spec.method_options,
-        noise_std=privacy.noise_std,
-        noise_schedule=privacy.noise_schedule,
-        noise_decay=privacy.noise_decay,
-        noise_decay_start=privacy.noise_decay_start,
-        noise_scale=privacy.noise_scale,
-        epsilons=privacy.epsilons,
-        clip_quantile=privacy.clip_quantile,
-        seed=spec.seed,
-        aggregation=spec.aggregation,
         discrete_noise=spec.secagg.noise == "discrete",
         scale_bits=spec.secagg.scale_bits,
         exact_noise=spec.source_of_randomness == "os",
         max_norm=spec.federation.max_norm,
-        assume_credit=privacy.assume_credit,
     )
     prepared = (chosen or method(spec.method)).prepare(model, plan)
     if spec.server_optimizer == "sgd" and spec.server_schedule == "constant" and not spec.server_average:

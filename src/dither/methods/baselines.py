@@ -51,7 +51,7 @@ def prepare_scaffold(model: Model, plan: PrivacyPlan) -> Prepared:
 
 
 def prepare_dp_sgd(model: Model, plan: PrivacyPlan) -> Prepared:
-    """DP-SGD as CPFed compares: one noisy step a round, the budget split evenly over the rounds."""
+    """DP-SGD as in CPFed's comparison: one noisy step a round, the budget split evenly over the rounds."""
     _one_step(plan, "dp-sgd")
     params = cpfed.dpsgd_params(cpfed.params_of(plan), credit_sa=bool(plan.options["equal_credit"]))
     return local.noisy_averaging(
@@ -65,7 +65,7 @@ def prepare_dp_sgd(model: Model, plan: PrivacyPlan) -> Prepared:
 
 
 def prepare_dp_dsgd(model: Model, plan: PrivacyPlan) -> Prepared:
-    """DP-DSGD as Concentrated DP-FL compares: one noisy step a round on a fresh batch."""
+    """DP-DSGD as in the comparison of Concentrated DP-FL: one noisy step a round on a fresh batch."""
     _one_step(plan, "dp-dsgd")
     cohorts = concentrated.participation_design(plan)
     credited = plan.num_clients if plan.options["credited_clients"] == "n" else plan.cohort_size
@@ -220,8 +220,8 @@ def _calibrated_multiplier(rate: float, num_rounds: int, epsilon: float, delta: 
 
 
 def _moments_accountant() -> Any:
-    """dp-accounting's. Orders whose series does not converge are left out, which is sound, and not worth a warning
-    each."""
+    """dp-accounting's Rényi accountant. It skips orders whose series does not converge, which is sound; its
+    warnings are silenced."""
     from absl import logging
     from dp_accounting import rdp
 
@@ -240,7 +240,7 @@ def _central_event(rate: float, num_rounds: int, multiplier: float) -> Any:
 
 
 def _central_claim(plan: PrivacyPlan, multiplier: float) -> types.Claim:
-    """ε for a whole client by the moments accountant, which takes cohorts as drawn by coins."""
+    """ε for a whole client by the moments accountant, which assumes Poisson-sampled cohorts."""
     if multiplier == 0:
         return local.no_noise(plan)
     event = _central_event(plan.cohort_size / plan.num_clients, plan.num_rounds, multiplier)

@@ -29,7 +29,8 @@ import numpy as np
 from dither import methods
 from dither.errors import SpecError
 from dither.methods import BoundTerms, Condition, Float, check_cohort, check_positive, f64, local, scalar
-from dither.methods.cpfed import skipped_clients, step_sensitivity  # 2G/γ here: the same Corollary 1
+from dither.methods.cpfed import AveragingTraining, skipped_clients
+from dither.methods.cpfed import step_sensitivity as step_sensitivity  # 2G/γ here: the same Corollary 1
 from dither.methods.cpfed import upload_sensitivity as upload_sensitivity  # 2ητG/γ: Lemma 5
 from dither.models import Model
 from dither.spec import METHODS
@@ -221,23 +222,7 @@ def claim(params: ConcentratedParams, *, noise_std: float, delta: float) -> Clai
 # Convergence
 
 
-class ConcentratedTraining(NamedTuple):
-    """What Theorem 2 and Corollary 2 speak of. Only Corollary 2 needs strong convexity."""
-
-    client_lr: Float
-    smoothness: Float
-    local_steps: Float
-    num_rounds: Float
-    num_params: Float
-    noise_std: Float
-    gradient_variance: Float
-    batch_size: Float
-    cohort_size: Float
-    initial_gap: Float
-    strong_convexity: Float = 0.0
-
-
-def mean_gradient_variance(training: ConcentratedTraining, *, client_gradients_sq: Float) -> Float:
+def mean_gradient_variance(training: AveragingTraining, *, client_gradients_sq: Float) -> Float:
     """Lemma 6, eq (15): dσ²/r + β²/γ + 4(n−r)²/n³ Σ_i ‖∇f_i‖², the variance of a cohort's mean noisy gradient.
 
     Clients lie on the last axis of `client_gradients_sq`, which holds ‖∇f_i‖² of all n."""
@@ -246,7 +231,7 @@ def mean_gradient_variance(training: ConcentratedTraining, *, client_gradients_s
     return d * sigma**2 / r + beta_sq / gamma + skipped_clients(t.cohort_size, client_gradients_sq)
 
 
-def network_error(training: ConcentratedTraining, *, step: Float, client_gradients_sq: Float) -> Float:
+def network_error(training: AveragingTraining, *, step: Float, client_gradients_sq: Float) -> Float:
     """Lemma 7, eq (16): how far local models are from their mean after `step` = s steps of a round, mean square.
 
     `client_gradients_sq` holds Σ_{h<s} ‖∇f_i‖² of all n clients on its last axis."""
@@ -259,7 +244,7 @@ def network_error(training: ConcentratedTraining, *, step: Float, client_gradien
     return scalar(eta**2 * (noise + gradients))
 
 
-def convergence_nonconvex(training: ConcentratedTraining, *, corrected: bool = False) -> BoundTerms:
+def convergence_nonconvex(training: AveragingTraining, *, corrected: bool = False) -> BoundTerms:
     """Theorem 2, eq (18): bound on the mean of E‖∇f‖² over iterations. `corrected`: no 1/2 (D5)."""
     t = training
     check_positive(client_lr=t.client_lr, num_rounds=t.num_rounds)
@@ -279,7 +264,7 @@ def convergence_nonconvex(training: ConcentratedTraining, *, corrected: bool = F
     )  # eq (18)
 
 
-def convergence_convex(training: ConcentratedTraining, *, corrected: bool = False) -> BoundTerms:
+def convergence_convex(training: AveragingTraining, *, corrected: bool = False) -> BoundTerms:
     """Corollary 2, eq (23): bound on the mean of E f − f* over iterations; noise as in eq (18), over 2λ."""
     check_positive(strong_convexity=training.strong_convexity)
     eta, lam, tau = f64(training.client_lr, training.strong_convexity, training.local_steps)

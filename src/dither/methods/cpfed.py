@@ -149,8 +149,9 @@ def claim(params: CpfedParams, *, noise_std: float, delta: float) -> Claim:
 # Convergence
 
 
-class CpfedTraining(NamedTuple):
-    """What Theorems 2 and 3 speak of. Only Theorem 2 needs strong convexity."""
+class AveragingTraining(NamedTuple):
+    """What Theorems 2 and 3 speak of, and those of Concentrated DP-FL. Only convex bounds need strong convexity;
+    CPFed's need the size of a client, Concentrated's those of a batch and of a cohort."""
 
     client_lr: Float
     smoothness: Float
@@ -159,8 +160,10 @@ class CpfedTraining(NamedTuple):
     num_params: Float
     noise_std: Float
     gradient_variance: Float
-    client_size: Float
     initial_gap: Float
+    client_size: Float = np.nan
+    batch_size: Float = np.nan
+    cohort_size: Float = np.nan
     strong_convexity: Float = 0.0
 
 
@@ -170,7 +173,9 @@ def sampling_variances(*, gradient_variance: Float, client_size: Float) -> tuple
     return beta / m, beta - beta / m
 
 
-def mean_gradient_variance(training: CpfedTraining, *, cohort_size: Float, client_gradients_sq: Float) -> Float:
+def mean_gradient_variance(
+    training: AveragingTraining, *, cohort_size: Float, client_gradients_sq: Float
+) -> Float:
     """Lemma 6, eq (18): dσ² + β − β/m + 4(n−r)²/n³ Σ_i ‖∇f_i‖², the variance of a cohort's mean noisy gradient.
 
     Clients lie on the last axis of `client_gradients_sq`, which holds ‖∇f_i‖² of all n."""
@@ -178,7 +183,7 @@ def mean_gradient_variance(training: CpfedTraining, *, cohort_size: Float, clien
 
 
 def network_error(
-    training: CpfedTraining,
+    training: AveragingTraining,
     *,
     step: Float,
     cohort_size: Float,
@@ -204,14 +209,14 @@ def skipped_clients(cohort_size: Float, client_gradients_sq: Float) -> Float:
     return scalar(4.0 * (n - r) ** 2 / n**3 * squares.sum(axis=-1))
 
 
-def _step_variance(training: CpfedTraining) -> Float:
+def _step_variance(training: AveragingTraining) -> Float:
     """dσ² + β − β/m: noise and sampling of one record's gradient."""
     d, sigma = f64(training.num_params, training.noise_std)
     sampled = sampling_variances(gradient_variance=training.gradient_variance, client_size=training.client_size)
     return d * sigma**2 + sampled[1]
 
 
-def _terms(start: Float, scale: Float, training: CpfedTraining, corrected: bool) -> BoundTerms:
+def _terms(start: Float, scale: Float, training: AveragingTraining, corrected: bool) -> BoundTerms:
     """start + scale·(4ηL(τ−1)(2τ−1) + 1)(dσ² + β − β/m), taken apart."""
     eta, L, tau = f64(training.client_lr, training.smoothness, training.local_steps)
     d, sigma, m = f64(training.num_params, training.noise_std, training.client_size)
@@ -227,7 +232,7 @@ def _terms(start: Float, scale: Float, training: CpfedTraining, corrected: bool)
     )
 
 
-def convergence_convex(training: CpfedTraining, *, corrected: bool = False) -> BoundTerms:
+def convergence_convex(training: AveragingTraining, *, corrected: bool = False) -> BoundTerms:
     """Theorem 2, eq (22): bound on the mean over iterations of E f(θ^k) − f*."""
     t = training
     check_positive(client_lr=t.client_lr, strong_convexity=t.strong_convexity, num_rounds=t.num_rounds)
@@ -237,7 +242,7 @@ def convergence_convex(training: CpfedTraining, *, corrected: bool = False) -> B
     return _terms(start, eta * L / (2.0 * lam), training, corrected)  # H(τ, σ²)
 
 
-def convergence_nonconvex(training: CpfedTraining, *, corrected: bool = False) -> BoundTerms:
+def convergence_nonconvex(training: AveragingTraining, *, corrected: bool = False) -> BoundTerms:
     """Theorem 3, eq (27): bound on the mean over iterations of E‖∇f‖²."""
     check_positive(client_lr=training.client_lr, num_rounds=training.num_rounds)
     eta, L, tau = f64(training.client_lr, training.smoothness, training.local_steps)

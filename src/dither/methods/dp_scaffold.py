@@ -89,7 +89,9 @@ def prepare(model: Model, plan: PrivacyPlan) -> types.Prepared:
             f"lr_decay={plan.lr_decay:g} is not supported by dp-scaffold: eq (2) divides by one client_lr"
         )
     gradients = local.noisy_gradients(model, plan, source="DP-SCAFFOLD Theorem 1; errata S2")
-    std = local.chosen_noise_std(plan, lambda: _noise_std(plan))
+    # σ_0 for which the claimed ε after all rounds is the target
+    budget = {"epsilon": plan.epsilon, "delta": plan.delta}
+    std = local.chosen_noise_std(plan, lambda: math.sqrt(initial_noise_variance(_params(plan), **budget)))
     hyper = {**local.gradient_hyper(plan, std), "server_lr": plan.server_lr}
     rounds = _last_round(plan, local.quietest(hyper))
     return types.Prepared(
@@ -122,7 +124,7 @@ def scaffold(plan: PrivacyPlan, gradients: local.NoisyGradients, hyper: Hyper) -
         start, server_control, control = message["params"], message["control"], state["control"]
         correction = local.subtract(server_control, control)  # c(r-1) - c_k(r-1)
 
-        def step(params: Params, batch: local.Batch, number: types.Array) -> tuple[Params, types.Array]:
+        def step(params: Params, batch: types.Batch, number: types.Array) -> tuple[Params, types.Array]:
             gradient, clipped = gradients.at(hyper, keys, params, batch, records, round, number)
             direction = local.add(gradient, correction)
             return local.axpy(-hyper["client_lr"], direction, params), clipped
@@ -219,11 +221,6 @@ def initial_noise_variance(params: ScaffoldParams, *, epsilon: float, delta: flo
         raise SpecError(f"alpha_mode={alpha_mode!r} is neither 'fixed' nor 'optimised'")
     # min over α of Aα + ln(1/δ)/(α−1) is A + 2√(A ln(1/δ)), so A is the zCDP ρ of (ε, δ)
     return float(unit / methods.zcdp_from_epsilon(epsilon=epsilon, delta=delta))
-
-
-def _noise_std(plan: PrivacyPlan) -> float:
-    """σ_0 for which the claimed ε after all rounds is the target."""
-    return math.sqrt(initial_noise_variance(_params(plan), epsilon=plan.epsilon, delta=plan.delta))
 
 
 def _last_round(plan: PrivacyPlan, std: float) -> int | None:

@@ -17,7 +17,7 @@ from dither.errors import SpecError
 from dither.models import Model
 from dither.privacy import clipping, lattice, noise, sampling
 from dither.privacy.sampling import Batches
-from dither.types import Array, ClientResult, Hyper, Keys, Params, Prepared, PrivacyPlan, Records, Round
+from dither.types import Array, Batch, ClientResult, Hyper, Keys, Params, Prepared, PrivacyPlan, Records, Round
 
 if TYPE_CHECKING:
     import optax
@@ -27,14 +27,6 @@ ClientFunction = Callable[[Keys, types.Message, types.ClientState, Records, Roun
 ServerFunction = Callable[[types.Key, types.ServerState, types.Upload, types.Cohort], types.ServerState]
 _SMALL_STEP = 4096  # numbers in a batch
 _LEAST_SUM_REACH = 2**20  # of integers that are summed over clients: 37 noise stds
-
-
-class Batch(NamedTuple):
-    """One local step's records, with 0/1 weights (0 is padding)."""
-
-    x: Array
-    y: Array
-    weights: Array
 
 
 def train(
@@ -116,8 +108,8 @@ def proximal_hyper(proximal: float) -> dict[str, Any]:
 
 
 def round_rates(hyper: Hyper, index: int, local_steps: int) -> tuple[float, ...]:
-    """`learning_rate` of each local step of a round, for proofs: one where it is constant, none for a single step,
-    whose rate no proof needs, so that rounds that reveal the same are the same."""
+    """`learning_rate` of each local step of a round, for proofs: one value if it is constant, none for a single
+    step, whose rate no proof needs. So rounds that reveal the same compare equal."""
     rate, decay = float(hyper["client_lr"]), float(hyper["lr_decay"])
     if local_steps == 1:
         return ()
@@ -142,7 +134,7 @@ def model_as_state(
 
 
 def counted_steps(params: Params) -> types.ClientState:
-    """A client that counts its local steps: where its shuffled epoch stands."""
+    """The state of a client that counts its local steps, to know its position in a shuffled epoch."""
     return {"steps": jnp.int32(0)}
 
 
@@ -174,7 +166,7 @@ def proximal_training(
             gradient, _ = clipping.gradient(
                 model,
                 params,
-                *batch,
+                batch,
                 divisor=-divisor / rate if at_once else divisor,
                 clip_norm=jnp.inf,
                 mode="none",
@@ -202,7 +194,7 @@ def clipped_gradients(
         return clipping.gradient(
             model,
             params,
-            *batch,
+            batch,
             divisor=sampler.divisor(client_size),
             clip_norm=hyper["clip_norm"],
             mode=plan.clip,
@@ -335,7 +327,7 @@ def sums_exactly(plan: PrivacyPlan) -> bool:
 
 
 def noisy_vector(plan: PrivacyPlan, key: types.Key, tree: Params, *, noise_std: Array, reach: Array) -> Params:
-    """`tree`, which was clipped to norm `reach` last of all, with the plan's noise."""
+    """`tree` with the plan's noise; clipping it to norm `reach` must have been the last operation."""
     if not is_exact(plan):
         return noise.gaussian(key, tree, noise_std=noise_std)
     scale = lattice.scale_of(noise_std, reach)
@@ -343,7 +335,7 @@ def noisy_vector(plan: PrivacyPlan, key: types.Key, tree: Params, *, noise_std: 
 
 
 def clip_whole(plan: PrivacyPlan, tree: Params, clip_norm: Array) -> Params:
-    """The tree, clipped as a whole, last of all before the plan's noise."""
+    """The tree, clipped as a whole: the last operation before the plan's noise."""
     return (clipping.exact_clip if is_exact(plan) else clipping.clip)(tree, clip_norm)
 
 
@@ -375,7 +367,7 @@ def _exact_gradients(
         integers, clipped = clipping.on_lattice(
             model,
             params,
-            *batch,
+            batch,
             divisor=divisor,
             clip_norm=clip_norm,
             mode=plan.clip,
@@ -407,7 +399,7 @@ def _inside_clip(plan: PrivacyPlan) -> float:
 
 
 def _fixed_places(sampler: sampling.BatchSampler) -> bool:
-    """Whether every record has a place of its own in a batch, drawn or not."""
+    """Whether every record has a fixed place in a batch, drawn or not."""
     return sampler.kind in ("full", "poisson-full")
 
 
@@ -434,8 +426,8 @@ _MOST_COUNTED = 2**21  # records in a batch, whose count float32 holds
 
 
 def _count(hyper: Hyper, batch: Batch, clipped: Array) -> Array:
-    """Records that the clip left as they are less those that it shortened, times their share. Both are whole
-    numbers: `clipped` is a fraction of them."""
+    """Unclipped minus clipped records, times their share. Both are whole numbers: `clipped` is a fraction of
+    them."""
     records = jnp.sum(batch.weights)
     balance = records - 2 * jnp.rint(clipped * jnp.maximum(records, 1.0))
     return COUNT_SHARE * hyper["clip_norm"] * balance
@@ -450,7 +442,7 @@ def _with_count(error: float, longest: int) -> float:
 
 
 def _counting(model: Params, balance: Array | float = 0.0) -> dict[str, Any]:
-    """A model, or its change, and unclipped less clipped records, as a share of all."""
+    """A model or its change, and unclipped minus clipped records as a fraction of all."""
     return {"model": model, "unclipped": jnp.asarray(balance, jnp.float32)}
 
 
@@ -466,7 +458,8 @@ def _at_clip(hyper: Hyper, factor: Array) -> Hyper:
 
 
 def _next_clip(hyper: Hyper, factor: Array, balance: Array) -> Array:
-    """The clip's factor after a round; `balance` is unclipped less clipped records, as a noisy share of all."""
+    """The clip's factor after a round; `balance` is unclipped minus clipped records, as a noisy fraction of
+    all."""
     unclipped = jnp.clip((balance + 1) / 2, -1, 2)
     factor = factor * jnp.exp(-CLIP_RATE * (unclipped - hyper["clip_quantile"]))
     return jnp.clip(factor, 1 / _CLIP_RANGE, _CLIP_RANGE)
@@ -526,7 +519,7 @@ def refuse_unused(plan: PrivacyPlan, method: str, *, schedule: bool = False, sca
 
 
 def quietest(hyper: Hyper) -> float:
-    """The noise of the client with the least, for which the claimed ε is stated."""
+    """The smallest noise of any client, for which the claimed ε is stated."""
     return float(np.min(hyper["noise_std"]))
 
 
@@ -565,7 +558,7 @@ def averaging(plan: PrivacyPlan, gradients: NoisyGradients) -> Callable[[Hyper],
             return ClientResult(upload, weight, state, {"clipped": clipped}, integers)
 
         def step_of(params: Params, integers: Params, index: Array, clients: Array) -> Params:
-            """The step of a round, from the sum of the integers of so many clients."""
+            """The step of a round, from the sum of the integers of this many clients."""
             mean = gradients.mean(hyper, scale(1 / clients, integers), index)
             mean = _regularised(mean, params, plan.l2 - _inside_clip(plan))
             if isinstance(mean, CountedGradient):

@@ -136,7 +136,7 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
         build=build,
         claim=_claim(plan, uplink, downlink),
         cohort_size_at=lambda index: plan.cohort_size,
-        caveats=(*_scheduling_caveat(plan), *_sensitivity_caveat(plan)),
+        caveats=_caveats(plan),
         reclaim=lambda other: _claim(plan, float(other["uplink_std"]), float(other["downlink_std"])),
     )
 
@@ -358,16 +358,13 @@ def _params(plan: PrivacyPlan) -> NbaflParams:
     )
 
 
-def _sensitivity_caveat(plan: PrivacyPlan) -> tuple[str, ...]:
-    if plan.options["sensitivity"] == "clip":
-        return ()
-    return ("not covered: the sensitivity 2C/m of eq (4) is assumed, and false in general (errata N2)",)
-
-
-def _scheduling_caveat(plan: PrivacyPlan) -> tuple[str, ...]:
-    if plan.noise != "paper" or plan.cohort_size == plan.num_clients:
-        return ()
-    return (scheduling_note(_params(plan), epsilon=plan.epsilon),)
+def _caveats(plan: PrivacyPlan) -> tuple[str, ...]:
+    caveats = []
+    if plan.noise == "paper" and plan.cohort_size < plan.num_clients:
+        caveats.append(scheduling_note(_params(plan), epsilon=plan.epsilon))
+    if plan.options["sensitivity"] != "clip":
+        caveats.append("not covered: the sensitivity 2C/m of eq (4) is assumed, and false in general (errata N2)")
+    return tuple(caveats)
 
 
 # Privacy

@@ -105,7 +105,7 @@ def _client(model: Model, plan: PrivacyPlan, sampler: BatchSampler, hyper: Hyper
         first = round.index * local_steps
         batches = sampler.draw(keys, first, records.size)
 
-        def step(params: Params, batch: local.Batch, number: types.Array) -> tuple[Params, types.Array]:
+        def step(params: Params, batch: types.Batch, number: types.Array) -> tuple[Params, types.Array]:
             gradient, clipped = clipped_gradient(hyper, params, batch, records.size)
             return local.axpy(-local.learning_rate(hyper, first + number), gradient, params), clipped
 
@@ -289,21 +289,6 @@ def base_epsilon(params: SecureFedavgParams, *, epsilon: Float) -> Float:
     return eps / (2.0 * sampling_bound(params))
 
 
-def amplified_epsilon(*, base_epsilon: Float, inclusion: Float) -> Float:
-    """ln(1 + p(e^{ε0}−1)): the amplification theorem itself, before eq (8) loosens it."""
-    eps0, p = f64(base_epsilon, inclusion)
-    with np.errstate(divide="ignore"):
-        return np.logaddexp(np.log1p(-p), np.log(p) + eps0)
-
-
-def base_epsilon_exact(*, epsilon: Float, inclusion: Float) -> Float:
-    """ε0 = ln(1 + (e^ε−1)/p): the inverse of `amplified_epsilon` (E1's correct calibration)."""
-    check_positive(epsilon=epsilon, inclusion=inclusion)
-    eps, p = f64(epsilon, inclusion)
-    # ln(1 + x) with x = (e^ε−1)/p, kept finite for large ε
-    return np.logaddexp(0.0, eps + np.log(-np.expm1(-eps)) - np.log(p))
-
-
 def conditions(params: SecureFedavgParams, *, epsilon: float, delta: float) -> tuple[Condition, ...]:
     """What the derivation of eq (9) assumes, with the numbers of this setting (E1, G1)."""
     q = float(sampling_bound(params))
@@ -357,7 +342,8 @@ def _releases(
     """One noisy model a participation; with a constant rate all rounds are the same. Float32 may exceed the
     sensitivity by `error`."""
     of_round = cache(lambda index: _round_sensitivities(index, hyper, plan, sampler))
-    of_size = cache(lambda size: _round_sampling(size, plan, sampler))
+    # The weight p_k depends on the client's record count: proved for a replaced record only.
+    of_size = cache(lambda size: sampling.of_round(sampler.sampling(size), plan.local_steps))
 
     @cache
     def upload(index: int, client: int, size: int) -> tuple[types.Release, ...]:
@@ -416,11 +402,6 @@ def _proven_sensitivity(plan: PrivacyPlan, sampler: BatchSampler, clip_norm: flo
         return float("inf")
     later = np.append(np.cumprod(expansion[::-1])[::-1][1:], 1.0)  # product over the steps that follow
     return float(2 * longest * np.sum(rates * later))
-
-
-def _round_sampling(size: int, plan: PrivacyPlan, sampler: BatchSampler) -> types.Sampling:
-    """The weight p_k follows the client's record count: proved for a replaced record only."""
-    return sampling.of_round(sampler.sampling(size), plan.local_steps)
 
 
 # Convergence

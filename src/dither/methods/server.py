@@ -56,7 +56,7 @@ def _rule(spec: Spec, momentum: Array) -> optax.GradientTransformation:
 
 
 def _progress(spec: Spec, done: Array) -> Array:
-    """What the step is multiplied by after that share of the rounds."""
+    """The factor of the step after this fraction of the rounds."""
     left = jnp.clip(1 - done, 0, 1)
     return {"constant": jnp.ones_like(left), "linear": left, "cosine": 0.5 * (1 - jnp.cos(jnp.pi * left))}[
         spec.server_schedule

@@ -285,9 +285,9 @@ def from_spec(spec: ModelSpec, num_features: int, num_classes: int, image_shape:
     model = with_loss(model, spec, num_classes)
     if not spec.weights and not spec.trainable:
         return model
-    from dither.models import weights
+    from dither.models import adapters
 
-    return weights.started(model, spec)
+    return adapters.started(model, spec)
 
 
 def with_loss(model: Model, spec: ModelSpec, num_classes: int) -> Model:
@@ -320,8 +320,8 @@ def class_weights(spec: ModelSpec, num_classes: int) -> tuple[float, ...]:
 
 
 def _own_model(spec: ModelSpec, num_features: int, num_classes: int, image_shape: Sequence[int]) -> Model:
-    """A user's model, from its file or from the object that a program registered. What proofs or clipping would
-    rest on is not taken from it: convexity, and that its layers and its loss keep records apart."""
+    """A user's model, from its file or from a registered object. Nothing that proofs or clipping rest on is taken
+    from it: neither convexity nor that its layers and its loss keep records apart."""
     from dither.models import adapters
 
     named = model_file(spec.name)

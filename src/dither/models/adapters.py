@@ -1,4 +1,4 @@
-"""Models of your own: an Equinox, Flax or PyTorch module, or a factory of one, as a Dither `Model`.
+"""Models of your own: an Equinox, Flax or PyTorch module, or a factory of one, as a Dither `Model`; and weights.
 
 A factory is called with what its signature names: `input_shape` ((features,) for a table, (height, width,
 channels) for images), `num_outputs`, `key` (a JAX key) or `rngs` (of Flax NNX), and the entries of model.options.
@@ -15,15 +15,20 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dither.errors import SpecError, did_you_mean
-from dither.models import Model
+from dither.models import Model, leaf_name
+from dither.spec import code
 from dither.types import Array, Key, Params
+
+if TYPE_CHECKING:
+    from dither.spec import ModelSpec
 
 Make = Callable[[Key], Any]  # a module whose weights come from that key
 
@@ -65,7 +70,7 @@ def adapted(source: Any, shape: Shape, options: Mapping[str, Any]) -> Model:
 
 
 def _framework(module: Any) -> str:
-    """The framework that a module is of; empty for what is no module."""
+    """The framework a module belongs to; empty if it is not a module."""
     for base in type(module).__mro__:
         for kind in _ADAPTERS:
             if base.__name__ == "Module" and f"{base.__module__}.".startswith(f"{kind}."):
@@ -78,10 +83,10 @@ def _constant(module: Any) -> Make:
 
 
 def _factory(function: Callable[..., Any], shape: Shape, options: Mapping[str, Any]) -> Make:
-    """A call of the factory for a key, with what its signature names."""
-    called: Any = getattr(function, "__init__") if isinstance(function, type) else function  # noqa: B009
-    signature = inspect.signature(called)
-    named = {name: each for name, each in signature.parameters.items() if name != "self"}
+    """Calls the factory with a key and whatever else its signature names."""
+    made = isinstance(function, type)
+    called: Any = getattr(function, "__init__") if made else function  # noqa: B009
+    named = dict(list(inspect.signature(called).parameters.items())[made:])  # without the object itself
     given = {"input_shape": shape.record, "num_outputs": shape.num_outputs}
     any_keyword = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in named.values())
     offered = [name for name in named if name not in ("key", "rngs", *given)]
@@ -194,6 +199,12 @@ def _torch(make: Make, shape: Shape) -> Model:
         torch.manual_seed(0)
         module = make(jax.random.key(0)).eval()
     _refuse_mixing(type(layer).__name__ for layer in module.modules())
+    fixed = [name for name, value in module.named_parameters() if not value.requires_grad]
+    if fixed:
+        raise SpecError(
+            f"parameter {fixed[0]!r} has requires_grad=False; leave that out and name those that are trained: "
+            "model.trainable=['head.*']"
+        )
     start = {name: value.detach().numpy().copy() for name, value in module.named_parameters()}
     buffers = {name: value.numpy().copy() for name, value in module.named_buffers()}
 
@@ -268,7 +279,10 @@ def _fitting(model: Model, shape: Shape) -> Model:
     x = np.random.default_rng(0).random((3, math.prod(shape.record)), np.float32)
     others = np.concatenate([x[:1], 1 - x[1:] / 2])
     scores_of = jax.jit(lambda x: model.apply(model.init(jax.random.key(0)), x))
-    scores, again = np.asarray(scores_of(x)), np.asarray(scores_of(others))
+    given = scores_of(x)
+    if not isinstance(given, jax.Array):
+        raise SpecError(f"your model gives a {type(given).__name__} for a batch; it must give one array of scores")
+    scores, again = np.asarray(given), np.asarray(scores_of(others))
     wanted = [(3, shape.num_outputs)] + [(3,), (3, 1)] * (shape.num_outputs <= 2)
     if scores.shape not in wanted:
         raise SpecError(
@@ -283,3 +297,60 @@ def _fitting(model: Model, shape: Shape) -> Model:
     if scores.shape == (3, 1):
         return model._replace(apply=lambda params, x: model.apply(params, x)[:, 0])
     return model
+
+
+# Weights that a model starts from, and parameters that stay as they are
+#
+# `model.weights` names a safetensors file of public weights, by the names of the parameters; those that it does
+# not hold start as they would. `model.trainable` names the parameters that are trained, with * for any text. The
+# others are public constants: they are not clipped, noised, sent or counted.
+
+
+def started(model: Model, spec: ModelSpec) -> Model:
+    """The model with the spec's initial weights, and only its trainable parameters."""
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    pairs, structure = jax.tree_util.tree_flatten_with_path(shapes)
+    sizes = {leaf_name(where): leaf.shape for where, leaf in pairs}
+    given = _safetensors(spec.weights, sizes) if spec.weights else {}
+
+    def named(key: Key) -> dict[str, Array]:
+        leaves = dict(zip(sizes, jax.tree.leaves(model.init(key)), strict=True))
+        return leaves | {name: jnp.asarray(value) for name, value in given.items()}
+
+    def tree(leaves: Mapping[str, Any]) -> Params:
+        return jax.tree.unflatten(structure, [leaves[name] for name in sizes])
+
+    if not spec.trainable:
+        return model._replace(init=lambda key: tree(named(key)))
+    for pattern in spec.trainable:
+        if not any(fnmatchcase(name, pattern) for name in sizes):
+            raise SpecError(f"model.trainable={pattern!r} fits no parameter; there are {', '.join(sizes)}")
+    trained = [name for name in sizes if any(fnmatchcase(name, pattern) for pattern in spec.trainable)]
+    start = named(jax.random.key(0))
+    frozen = {name: np.asarray(start[name]) for name in sizes if name not in trained}
+
+    def init(key: Key) -> Params:
+        leaves = named(key)
+        return {name: leaves[name] for name in trained}
+
+    def apply(params: Params, x: Array) -> Array:
+        return model.apply(tree({**frozen, **params}), x)
+
+    # A part of the parameters: what is known of the whole is not claimed.
+    return model._replace(init=init, apply=apply, layers=(), convex=False, curvature=None, frozen=frozen)
+
+
+def _safetensors(file: str, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """The arrays of a safetensors file, which must fit the parameters."""
+    from safetensors import SafetensorError, numpy
+
+    try:
+        arrays = numpy.load(code.file_content(file))
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise SpecError(f"model.weights={file!r} is no safetensors file: {error}") from None
+    for name, value in arrays.items():
+        if name not in sizes:
+            raise SpecError(f"{file!r} holds {name!r}, which the model has not; it has {', '.join(sizes)}")
+        if value.shape != sizes[name]:
+            raise SpecError(f"{file!r} holds {name!r} of shape {value.shape}; the model's is {sizes[name]}")
+    return {name: np.asarray(value, np.float32) for name, value in arrays.items()}

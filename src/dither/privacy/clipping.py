@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from dither.accounting import exact
 from dither.models import Model, count_params, losses
 from dither.privacy import lattice
-from dither.types import Array, Params, PyTree
+from dither.types import Array, Batch, Params, PyTree
 
 REACH = 2.0**40  # of a coordinate that a client reads or sends: sums and products of such numbers are finite
 TINY = 1e-30  # a zero vector is scaled by 1, not by 0/0
@@ -56,7 +56,7 @@ def _rows(leaf: Array) -> Array:
 
 
 def norm_error(model: Model) -> float:
-    """How much longer than the clip float32 may leave a record's clipped gradient, relatively (R7)."""
+    """By how much, relatively, float32 may leave a record's clipped gradient longer than the clip (R7)."""
     params = jax.eval_shape(model.init, jax.random.key(0))
     if not model.layers:
         return exact.norm_error(count_params(params) + 4 * len(jax.tree.leaves(params)) + 16)
@@ -79,7 +79,8 @@ def exact_clip(tree: PyTree, clip_norm: Array) -> PyTree:
 
 
 def projected(tree: PyTree, radius: float) -> PyTree:
-    """The tree, finite, in the ball of that radius around 0, less 2^-10 of it for what a norm may err; 0: any."""
+    """The (finite) tree projected onto the ball of that radius, less 2^-10 of it for the error of the norm; 0: any
+    radius."""
     if not radius:
         return tree
     scale = jnp.minimum(1.0, radius * (1 - 2.0**-10) / jnp.maximum(norm(tree), TINY))
@@ -87,7 +88,7 @@ def projected(tree: PyTree, radius: float) -> PyTree:
 
 
 def reined(tree: PyTree) -> PyTree:
-    """The tree with every real number within ±REACH, 0 for what is none."""
+    """The tree with every number clamped to ±REACH, and 0 in place of NaN."""
 
     def rein(leaf: Array) -> Array:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -101,9 +102,7 @@ def reined(tree: PyTree) -> PyTree:
 def gradient(
     model: Model,
     params: Params,
-    x: Array,
-    y: Array,
-    weights: Array,
+    batch: Batch,
     *,
     divisor: Array,
     clip_norm: Array,
@@ -111,16 +110,16 @@ def gradient(
     l2: Array | float = 0.0,
     l2_inside_clip: bool = True,
 ) -> Clipped:
-    """Mean gradient over a batch with 0/1 `weights`, clipped, plus that of l2·|params|².
+    """Mean gradient over a batch, clipped, plus that of l2·|params|².
 
     mode "batch" clips the mean (with the regulariser when `l2_inside_clip`), "example" clips each record's
     gradient before the mean (the regulariser does not touch data and stays outside), "none" clips nothing.
     """
     if mode == "example":
-        total, fraction = example_clipped_sum(model, params, x, y, weights, clip_norm=clip_norm)
+        total, fraction = example_clipped_sum(model, params, *batch, clip_norm=clip_norm)
         mean = jax.tree.map(lambda leaf: leaf / divisor, total)
         return Clipped(regularised(mean, params, l2), fraction)
-    mean = _batch_mean(model, params, x, y, weights, divisor)
+    mean = _batch_mean(model, params, batch, divisor)
     if mode == "none":
         return Clipped(regularised(mean, params, l2), jnp.zeros(()))
     if l2_inside_clip:
@@ -130,27 +129,23 @@ def gradient(
     return Clipped(mean if l2_inside_clip else regularised(mean, params, l2), fraction)
 
 
-def _batch_mean(model: Model, params: Params, x: Array, y: Array, weights: Array, divisor: Array) -> PyTree:
+def _batch_mean(model: Model, params: Params, batch: Batch, divisor: Array) -> PyTree:
     # What stands in the place of padding is of no record: 0 · NaN would poison the sum.
-    used = weights > 0
-    x = jnp.where(used.reshape(-1, *([1] * (x.ndim - 1))), x, 0)
-    y = jnp.where(used, y, 0)
-
-    return _mean_gradient(model, params, x, y, weights / divisor)
+    used = batch.weights > 0
+    x = jnp.where(used.reshape(-1, *([1] * (batch.x.ndim - 1))), batch.x, 0)
+    return _mean_gradient(model, params, x, jnp.where(used, batch.y, 0), batch.weights / divisor)
 
 
 # reason: a batch, the rule it is clipped by, and the lattice
 def on_lattice(
     model: Model,
     params: Params,
-    x: Array,
-    y: Array,
-    weights: Array,
+    batch: Batch,
     *,
+    scale: Array,
+    mode: str,
     divisor: Array,
     clip_norm: Array,
-    mode: str,
-    scale: Array,
     l2: Array | float = 0.0,
     fixed_places: bool,
 ) -> Clipped:
@@ -161,13 +156,14 @@ def on_lattice(
     those of its own block alone (`exact.sum_error`).
     """
     if mode == "batch":
-        mean = regularised(_batch_mean(model, params, x, y, weights, divisor), params, l2)
+        mean = regularised(_batch_mean(model, params, batch, divisor), params, l2)
         fraction = (norm(mean) > clip_norm).astype(jnp.float32)
         return Clipped(lattice.rounded(exact_clip(mean, clip_norm), scale), fraction)
-    size = exact.block_size(x.shape[0])
+    length = batch.x.shape[0]
+    size = exact.block_size(length)
     # An accelerator sums blocks side by side, in groups that fit its memory; a CPU one after the other.
-    together = 1 if jax.default_backend() == "cpu" else min(-(-x.shape[0] // size), _SIDE_BY_SIDE)
-    filled = [jnp.pad(a, [(0, -len(a) % (size * together))] + [(0, 0)] * (a.ndim - 1)) for a in (x, y, weights)]
+    together = 1 if jax.default_backend() == "cpu" else min(-(-length // size), _SIDE_BY_SIDE)
+    filled = [jnp.pad(a, [(0, -len(a) % (size * together))] + [(0, 0)] * (a.ndim - 1)) for a in batch]
     groups = [a.reshape(-1, together, size, *a.shape[1:]) for a in filled]
 
     def one(block: list[Array]) -> tuple[PyTree, Array]:
@@ -196,7 +192,7 @@ def on_lattice(
             unroll=few or 1,
         )
     integers = total if fixed_places else lattice.rounded(total, scale)
-    return Clipped(integers, clipped / jnp.maximum(jnp.sum(weights), 1.0))
+    return Clipped(integers, clipped / jnp.maximum(jnp.sum(batch.weights), 1.0))
 
 
 def _mean_gradient(model: Model, params: Params, x: Array, y: Array, weights: Array) -> PyTree:

@@ -1,7 +1,7 @@
 """Noise on a lattice: discrete Gaussian integers from random words, in integer arithmetic alone.
 
 The sampler is one alias table (Walker 1977; Vose 1991) of a discrete Gaussian, used twice a draw.
-`accounting.lattice_noise` has its constants and the proof of what it draws. It has no branches and takes the same
+`accounting.exact` has its constants and the proof of what it draws. It has no branches and takes the same
 time for every draw, up to the processor's caches.
 """
 
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dither.accounting.lattice_noise import SPREAD, SUM_SPREAD, SUM_WIDTH, TABLE_BITS, TABLE_STD, WIDTH
+from dither.accounting.exact import SPREAD, SUM_SPREAD, SUM_WIDTH, TABLE_BITS, TABLE_STD, WIDTH
 from dither.types import Array, PyTree
 
 REACH = np.float32(

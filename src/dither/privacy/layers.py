@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -124,7 +125,8 @@ class _Program:
 
     def _run(self, arguments: Sequence[Any], meet: _Evaluate, evaluate: _Evaluate) -> Any:
         leaves, records = arguments[: self.count], arguments[self.count :]
-        given = [*map(_leaf, range(self.count)), *map(_Record, records)]
+        weights = [_Weight(operator.itemgetter(leaf), frozenset([leaf]), True) for leaf in range(self.count)]
+        given = [*weights, *map(_Record, records)]
         return _value(_interpreted(self.closed.jaxpr, self.closed.consts, given, meet, evaluate)[0], leaves)
 
     def block(
@@ -186,10 +188,6 @@ class _Record(NamedTuple):
     """A value that depends on the record."""
 
     value: Array
-
-
-def _leaf(number: int) -> _Weight:
-    return _Weight(lambda leaves: leaves[number], frozenset([number]), True)
 
 
 def _value(value: Any, leaves: Sequence[Array]) -> Any:
@@ -304,25 +302,30 @@ class _Part(NamedTuple):
     contribution: Callable[[Array, Array], Array] | None = None
 
 
-class _Rule(Protocol):
+class _Rule(ABC):
     """What the gradients of the parameters in one meeting are, for a block of records."""
 
     @property
+    @abstractmethod
     def numbers(self) -> int:
         """How many numbers a record forms, about."""
 
+    @abstractmethod
     def __call__(self, leaves: Sequence[Array], operands: list[Array], derivatives: list[Array]) -> _Part:
         """From the record's operands and the loss's derivatives in the results."""
 
 
-class _Generic:
+class _Generic(_Rule):
     """The rule for all else: the derivative of the operation, formed for each record."""
 
     def __init__(self, meeting: _Meeting, leaves: Sequence[Array]) -> None:
         self.meeting = meeting
-        self.numbers = sum(leaves[leaf].size for leaf in meeting.leaves) + sum(
-            math.prod(each.shape) for each in meeting.results
-        )
+        self.sizes = [leaves[leaf].size for leaf in meeting.leaves]
+
+    @property
+    def numbers(self) -> int:
+        formed: int = sum(self.sizes) + sum(math.prod(each.shape) for each in self.meeting.results)
+        return formed
 
     def __call__(self, leaves: Sequence[Array], operands: list[Array], derivatives: list[Array]) -> _Part:
         chosen = sorted(self.meeting.leaves)
@@ -342,7 +345,7 @@ class _Generic:
         return _Part(dict(zip(chosen, jax.vmap(one)(operands, derivatives), strict=True)))
 
 
-class _OneLeaf(ABC):
+class _OneLeaf(_Rule):
     """A rule for an operation with one weight that holds the numbers of one leaf, which is used nowhere else."""
 
     def __init__(self, meeting: _Meeting, leaves: Sequence[Array]) -> None:
@@ -351,13 +354,6 @@ class _OneLeaf(ABC):
         self.weight: _Weight = meeting.operands[self.at]
         (self.leaf,) = self.weight.leaves
         self.shape, self.size = meeting.shape(self.at), int(leaves[self.leaf].size)
-
-    @property
-    @abstractmethod
-    def numbers(self) -> int: ...
-
-    @abstractmethod
-    def __call__(self, leaves: Sequence[Array], operands: list[Array], derivatives: list[Array]) -> _Part: ...
 
     def _moved_back(self, leaves: Sequence[Array], gradient: Array) -> Array:
         """A gradient in the shape of the weight, as it was used, in the shape of its leaf."""

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import define_prng_impl
 
-from dither.accounting.lattice_noise import SPREAD, SUM_SPREAD, width
+from dither.accounting.exact import SPREAD, SUM_SPREAD, width
 from dither.errors import SpecError, did_you_mean
 from dither.privacy import lattice
 from dither.privacy.entropy import OsEntropy
@@ -213,34 +213,12 @@ def _in_shape(key: Key, shapes: list[tuple[int, ...]]) -> list[Array]:
 
 
 # Coefficients of M. Giles, "Approximating the erfinv function", GPU Computing Gems 2 (2012), highest power first
-_CENTRE = np.array(
-    [
-        2.81022636e-08,
-        3.43273939e-07,
-        -3.5233877e-06,
-        -4.39150654e-06,
-        0.00021858087,
-        -0.00125372503,
-        -0.00417768164,
-        0.246640727,
-        1.50140941,
-    ],
-    np.float32,
-)
-_TAIL = np.array(
-    [
-        -0.000200214257,
-        0.000100950558,
-        0.00134934322,
-        -0.00367342844,
-        0.00573950773,
-        -0.0076224613,
-        0.00943887047,
-        1.00167406,
-        2.83297682,
-    ],
-    np.float32,
-)
+# fmt: off
+_CENTRE = np.array([2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503,
+                    -0.00417768164, 0.246640727, 1.50140941], np.float32)
+_TAIL = np.array([-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613,
+                  0.00943887047, 1.00167406, 2.83297682], np.float32)
+# fmt: on
 
 
 def from_words(words: Array) -> Array:

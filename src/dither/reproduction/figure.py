@@ -335,7 +335,8 @@ class View:
             self.tuning |= deployed.tuning
             return tuned
         grid = self.grid(key)
-        candidates = [{**values, key: value, **self._validated} for value in grid]
+        validated = {"data.split": "validation", "eval_every": self.base.num_rounds}
+        candidates = [{**values, key: value, **validated} for value in grid]
         runs = self.runs.runs if isinstance(self.runs, _Invented) else self.runs
         scores = []
         for candidate in candidates:
@@ -345,10 +346,6 @@ class View:
                 scores.append(float(np.mean([runs[run].metrics["test_accuracy"][-1] for _, run in keyed])))
         best = int(np.argmax(scores)) if len(scores) == len(grid) else 0
         return {**values, key: grid[best]}
-
-    @property
-    def _validated(self) -> Values:
-        return {"data.split": "validation", "eval_every": self.base.num_rounds}
 
     def spec(self, values: Values, seed: int) -> Spec:
         """The run of these settings with this seed."""

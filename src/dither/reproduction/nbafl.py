@@ -102,11 +102,11 @@ def best_clip_inside(view: View, grids: Sequence[str]) -> judging.Verdict:
     return judging.interior_optimum(*view.finals(clips(view, grids), LOSS))
 
 
-# Fig. 7
+# Figs. 7 and 8
 
 
-def best_rounds_panels(view: View) -> list[Panel]:
-    """The experiment, of which the text speaks, and the bounds, of which the caption does (N5)."""
+def theorem_panels(view: View) -> list[Panel]:
+    """The experiment, of which the text speaks, and the bounds, of which the caption of Fig. 7 does (N5)."""
     return [over_total_rounds("experiment", [Line(*level) for level in view.levels()], view), theorem_panel(view)]
 
 
@@ -252,10 +252,6 @@ def theorem_panel(view: View) -> Panel:
     bounds += [line("reference constants", lambda view: REFERENCE, e, True) for e in view.grid("epsilon")]
     theorem = Panel("Theorem 2 as printed", bounds, "bound", log=True, row=1)
     return theorem._replace(x_label="aggregations T", y_label="bound on F − F*")
-
-
-def theorem_panels(view: View) -> list[Panel]:
-    return [over_total_rounds("experiment", [Line(*level) for level in view.levels()], view), theorem_panel(view)]
 
 
 @needs_long_runs

@@ -141,10 +141,13 @@ def _summary(result: Reproduction) -> str:
         for claim in figure.claims:
             name = claim.id + (f"<small>{escape(claim.variant)}</small>" if claim.variant else "")
             robust = claim.robustness.text if claim.robustness else ""
+            views = "".join(
+                f'<td data-label="{title}">{_badge(getattr(claim, which))}</td>'
+                for which, title in VIEW_TITLES.items()
+            )
             lines.append(
                 f'<tr class="{"variant" if claim.variant else ""}"><th scope="row">{name}</th>'
-                f"<td>{escape(claim.claim)}</td>"
-                f"{''.join(_view_cell(claim, which) for which in VIEW_TITLES)}"
+                f"<td>{escape(claim.claim)}</td>{views}"
                 f'<td data-label="with open settings changed">{escape(robust)}</td>'
                 f'<td data-label="figure"><a href="#{_anchor(figure)}">{escape(figure.id)}</a></td></tr>'
             )
@@ -159,10 +162,6 @@ def _summary(result: Reproduction) -> str:
         "– : not judged, because the view is that of the column before, noise plays no part or the proven noise "
         "leaves nothing to compare.</p></section>"
     )
-
-
-def _view_cell(claim: JudgedCriterion, which: str) -> str:
-    return f'<td data-label="{VIEW_TITLES[which]}">{_badge(getattr(claim, which))}</td>'
 
 
 def _anchor(figure: FigureResult) -> str:

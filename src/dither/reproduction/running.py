@@ -24,11 +24,12 @@ from dither.experiment import build
 from dither.experiment.folder import to_json, write_bytes, write_text
 from dither.experiment.report import ADVERSARIES, Overview, epsilon_text
 from dither.experiment.sweep import Outcome, batches
-from dither.reproduction import drawing, report, robustness
+from dither.reproduction import drawing, report
 from dither.reproduction.cache import Accounts, Cache
 from dither.reproduction.figure import (
     PROVEN,
     VIEW_TITLES,
+    Change,
     Criterion,
     Figure,
     FinishedRun,
@@ -37,7 +38,15 @@ from dither.reproduction.figure import (
     load,
     select,
 )
-from dither.reproduction.judging import INCONCLUSIVE, LOOKS, NOT_JUDGED, JudgedCriterion, Robustness, Verdict
+from dither.reproduction.judging import (
+    INCONCLUSIVE,
+    LOOKS,
+    NOT_COMPUTED,
+    NOT_JUDGED,
+    JudgedCriterion,
+    Robustness,
+    Verdict,
+)
 from dither.reproduction.report import FigureResult, SettingEpsilon
 from dither.simulation import devices
 from dither.spec import Spec
@@ -171,7 +180,7 @@ def _reproduced(
     figures = []
     for figure in chosen if not task.only_compute else ():
         views = figure.views(task.scale, runs, accounts)
-        robust_verdicts = robustness.judge(figure, task.robust, runs, accounts) if task.robust else {}
+        robust_verdicts = judge_changed(figure, task.robust, runs, accounts) if task.robust else {}
         judged = _judged_figure(figure, views, refused, robust_verdicts)
         if task.folder is not None and not judged.refused:
             complete = [_widest(view) for view in views if all(key in runs for key in view.shown())]
@@ -280,7 +289,7 @@ class _Work:
     ) -> None:
         self.runs = runs
         self._views = [view for figure in figures for view in figure.views(scale, runs, accounts)]
-        changed = [robustness.views(figure, robust, runs) for figure in figures] if robust else []
+        changed = [changed_views(figure, robust, runs) for figure in figures] if robust else []
         self._changed = [view for views in changed for _, view in views]
 
     def points(self) -> list[Point]:
@@ -288,7 +297,7 @@ class _Work:
         needs = [(view.figure, view.needed()) for view in self._views]
         needs += [(view.figure, lacking) for view in self._views for lacking in self._undecided(view)]
         for view in self._changed:
-            criteria = robustness.judged_criteria(view.figure)
+            criteria = judged_criteria(view.figure)
             needs += [(view.figure, criterion.needs(view)) for criterion in criteria]
         return _unique(needs)
 
@@ -568,3 +577,38 @@ def _epsilons(view: View) -> list[SettingEpsilon]:
             )
         )
     return rows
+
+
+# Does a finding depend on what the paper leaves open? It is judged at the reference and with one open setting
+# changed at a time, or two that interact.
+
+REFERENCE = Change("reference", (), {})
+
+
+def changed_views(
+    figure: Figure, scale: str, runs: Mapping[str, FinishedRun], accounts: Accounts | None = None
+) -> Iterator[tuple[Change, View]]:
+    """The figure as printed, at the reference and with each change."""
+    for change in [REFERENCE, *figure.changes()]:
+        yield change, View(figure, scale, runs, accounts, changed=change.values)
+
+
+def judged_criteria(figure: Figure) -> Sequence[Criterion]:
+    """The criteria as the paper states them, where a run stands behind them."""
+    return [criterion for criterion in figure.criteria if not criterion.variant]
+
+
+def judge_changed(
+    figure: Figure, scale: str, runs: Mapping[str, FinishedRun], accounts: Accounts
+) -> dict[str, Robustness]:
+    """Each criterion of the figure in every setting, by its id."""
+    rows: dict[str, list[dict[str, str]]] = {criterion.id: [] for criterion in judged_criteria(figure)}
+    for change, view in changed_views(figure, scale, runs, accounts):
+        for criterion in judged_criteria(figure):
+            try:
+                verdict = criterion.verdict(view).status
+            except (MissingRun, DataError):
+                verdict = NOT_COMPUTED
+            row = {"setting": change.label, "changes": ", ".join(change.settings), "verdict": verdict}
+            rows[criterion.id].append(row)
+    return {name: Robustness(scale, tuple(verdicts)) for name, verdicts in rows.items()}

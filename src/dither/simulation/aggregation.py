@@ -44,7 +44,7 @@ class Aggregation(NamedTuple):
     def least(self, cohort_size: int) -> int:
         """Clients without which the protocol opens no sum (see `secagg.roster.Rules`)."""
         majority = (cohort_size + self.colluders) // 2 + 1  # 2·threshold > size + c, or two sums could be opened
-        return max(self._fewest, self.threshold or majority)
+        return max(self.min_clients, self.colluders + 2, self.threshold or majority)
 
     def check_cohort(self, size: int) -> None:
         """`SpecError` where the protocol would refuse a cohort of this size, or one that losses leave of it."""
@@ -74,10 +74,6 @@ class Aggregation(NamedTuple):
                         f"secagg.neighbours={self.neighbours} are too few for a cohort of {left} with "
                         f"{self.colluders} colluders; use {enough}"
                     )
-
-    @property
-    def _fewest(self) -> int:
-        return max(self.min_clients, self.colluders + 2)
 
     @property
     def compiled(self) -> bool:
@@ -159,6 +155,3 @@ class Aggregator:
         summed = self._federation.sum(index, words, lost=lost)
         self.traffic.add(summed)
         return summed.total
-
-
-# Sums inside the compiled round

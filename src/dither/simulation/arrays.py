@@ -250,6 +250,13 @@ def masked_sum(leaf: Array, counted: Array) -> Array:
     return jnp.sum(jnp.where(mask, leaf, 0), axis=0, dtype=leaf.dtype)
 
 
+def gathered(sent: ClientUpload, total: PyTree, finite: Array, present: Array) -> Gathered:
+    """A round's clients with the sum of the uploads that count; all of `sent` has a leading axis of clients."""
+    counted = finite & present
+    metrics = {name: masked_sum(value, counted) for name, value in sent.metrics.items()}
+    return Gathered(total, sent.state, metrics, counted, finite, masked_sum(sent.clamped, counted))
+
+
 def sum_unfused(words: Array, counted: Array) -> Array:
     """`masked_sum` of integers, in a loop of two halves.
 
@@ -345,7 +352,8 @@ class Scored(NamedTuple):
         """Weighted accuracy (for regression: squared error) and loss over those rows; the devices share them."""
         if not rows.shape[0]:  # of private test records nothing is scored
             return jnp.zeros(()), jnp.zeros(())
-        hits, losses = self.shards.joined(self._rows_scored(self.shards.part(_filled(rows, self._shared_block))))
+        whole = _filled(rows, _block() * self.shards.clients)
+        hits, losses = self.shards.joined(self._rows_scored(self.shards.part(whole)))
         scores = (weights, hits[: rows.shape[0]], losses[: rows.shape[0]])
         accuracy, loss = self._summed(_weighted, (jnp.zeros(()), jnp.zeros(())), *scores)
         return accuracy, loss
@@ -356,10 +364,6 @@ class Scored(NamedTuple):
         scores = (weights, *self._rows_scored(jnp.arange(weights.shape[0])))
         accuracy, loss = _add_up(_weighted, total, [part.reshape(-1, SCORED_ROWS) for part in scores])
         return accuracy, loss
-
-    @property
-    def _shared_block(self) -> int:
-        return _block() * self.shards.clients
 
     def _rows_scored(self, rows: Array) -> tuple[Array, Array]:
         """Whether each row is classified correctly (for regression: its squared error), and its loss; whole blocks

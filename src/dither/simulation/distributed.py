@@ -157,7 +157,7 @@ def check(coordinator: str, count: int, number: int) -> None:
 
 
 def devices(wanted: int) -> list[jax.Device]:
-    """`wanted` devices, as many of each process, in the order of the processes."""
+    """`wanted` devices, equally many of each process, in the order of the processes."""
     if _count == 1:
         return list(jax.local_devices()[:wanted])
     return [device for index in range(_count) for device in _devices_of(index)[: wanted // _count]]
@@ -187,7 +187,7 @@ def meet(devices: Sequence[jax.Device]) -> None:
 
 
 def exchange(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every process's message, by number. Raises where one of them is that its process has failed."""
+    """Every process's message, by number. Raises if one of them reports a failure."""
     if _count == 1:
         return [dict(message)]
     text = json.dumps(message).encode()
@@ -286,7 +286,7 @@ class Interrupt:
 
 @contextmanager
 def computing() -> Iterator[None]:
-    """Compiled rounds: the others are in their collectives too, and cannot be told of an error."""
+    """Compiled rounds: the others are in their collectives too, and cannot be notified of an error."""
     global _computing
     _computing = True
     yield
@@ -295,7 +295,7 @@ def computing() -> Iterator[None]:
 
 @contextmanager
 def between_rounds() -> Iterator[None]:
-    """A callback within `computing`: here an error can be told."""
+    """A callback within `computing`, where an error can be reported to the others."""
     global _computing
     before, _computing = _computing, False
     yield
@@ -304,7 +304,7 @@ def between_rounds() -> Iterator[None]:
 
 @contextmanager
 def together() -> Iterator[None]:
-    """What all processes do at once: an error in one of them ends it in all."""
+    """What all processes do together: an error in one of them stops all of them."""
     global _lost
     if _count == 1:
         yield

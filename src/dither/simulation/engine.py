@@ -33,37 +33,20 @@ from dither.simulation.arrays import (
     ONE_DEVICE,
     ClientUpload,
     Gathered,
-    Inputs,
-    Problem,
     RunInputs,
     Shards,
     Shared,
-    State,
     all_finite,
     masked_sum,
     running_sum,
     sum_in_memory,
     sum_unfused,
 )
-from dither.simulation.devices import Clock
-from dither.simulation.programs import KeptProgram, kept_numbers
+from dither.simulation.arrays import Inputs as Inputs  # also under this module's name
+from dither.simulation.arrays import Problem as Problem
+from dither.simulation.arrays import State as State
+from dither.simulation.devices import Clock, KeptProgram, kept_numbers
 from dither.types import Algorithm, Array, Cohort, Hyper, Keys, Params, PyTree, Records, Round
-
-__all__ = [
-    "Evaluation",
-    "Inputs",
-    "Problem",
-    "Simulation",
-    "SimulationResult",
-    "State",
-    "chunks",
-    "client_keys",
-    "planned_cohorts",
-    "problem",
-    "reset_metrics",
-    "simulate",
-    "train",
-]
 
 _WORDS_AHEAD = 1 << 19  # words of protected noise, 2 MiB, that the host may draw at a time for later rounds
 
@@ -112,7 +95,7 @@ class Simulation:
     gradient_norm adds "gradient_sq" to the evaluation: |∇f|² of the mean loss over all clients' records.
 
     `program_key` names all that the compiled programs depend on besides the arguments' shapes; with it they are
-    kept for the next process (`simulation.programs`).
+    kept for the next process (`devices.KeptProgram`).
     """
 
     # reason: a federation's shape and how its rounds are computed; each has a default that fits one small run
@@ -397,7 +380,8 @@ class Simulation:
     def _client(
         self, state: State, run: RunInputs, shared: Shared, index: Array, cohort_size: int
     ) -> Callable[..., ClientUpload]:
-        """The round of the client with a given number, and with the words of its noise where they are drawn."""
+        """A function that runs the round of one client, given its number and, if they were drawn ahead, the words
+        of its noise."""
         message = self.build(run.hyper).message(state.server)
 
         def client(number: Array, words: Array | None = None) -> ClientUpload:
@@ -418,7 +402,7 @@ class Simulation:
         cohort_size: int,
         words: Array | None = None,
     ) -> ClientUpload:
-        """What one client makes of a broadcast with the state it has kept: here, and at a real party."""
+        """What one client makes of a broadcast and the state it has kept, here and at a real party."""
         result = self.build(run.hyper).client(
             client_keys(run.secret, index, number, self._noise_root(run, words)),
             message,
@@ -457,15 +441,7 @@ class Simulation:
             total, finite = sum_in_memory(sent.upload, present, index)
         else:  # an accelerator would wait for the loop
             total = jax.tree.map(lambda leaf: masked_sum(leaf, finite & present), sent.upload)
-        counted = finite & present
-        return Gathered(
-            total=total,
-            states=sent.state,
-            metrics={name: masked_sum(value, counted) for name, value in sent.metrics.items()},
-            counted=counted,
-            finite=finite,
-            clamped=masked_sum(sent.clamped, counted),
-        )
+        return arrays.gathered(sent, total, finite, present)
 
     def _each(self, client: Callable[[PyTree], ClientUpload], clients: PyTree) -> ClientUpload:
         """Every client's round, side by side or one after the other."""
@@ -575,15 +551,8 @@ class Simulation:
         def gather(state: State, run: RunInputs) -> tuple[PyTree, Array, Gathered, Array]:
             cohort, present = self.cohort(run, index, cohort_size)
             sent = self._each(self._client(state, run, inputs.shared, index, cohort_size), cohort.clients)
-            counted = sent.finite & present
-            metrics = {name: masked_sum(value, counted) for name, value in sent.metrics.items()}
-            clamped = masked_sum(sent.clamped, counted)
-            return (
-                sent.upload,
-                sent.weight,
-                Gathered((), sent.state, metrics, counted, sent.finite, clamped),
-                cohort.clients,
-            )
+            everything = arrays.gathered(sent, (), sent.finite, present)
+            return sent.upload, sent.weight, everything, cohort.clients
 
         return jax.vmap(gather)(state, inputs.runs)
 
@@ -608,7 +577,7 @@ class Simulation:
         return jax.vmap(close)(state, inputs.runs, gathered, totals)
 
     def _least(self, cohort_size: int) -> int:
-        """Clients without which a round is void."""
+        """The number of clients below which a round is void."""
         needed = self.aggregation.least(cohort_size) if self.aggregation else 0
         return max(self.min_clients, needed)
 

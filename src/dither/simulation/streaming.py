@@ -58,7 +58,7 @@ def room(memory: float, *, features: int, shards: Shards, wanted: int, scored: i
 
 
 def memory_for(rows: int, *, features: int, shards: Shards) -> float:
-    """Memory with which blocks have room for so many records: `room` takes at most a quarter of it, or one piece
+    """The memory that blocks of this many records need: `room` sets aside at most a quarter of it, or one piece
     twice, for scoring."""
     return row_bytes(features) * (copies(shards) * rows * 4 / 3 + 2 * arrays.SCORED_ROWS)
 
@@ -119,22 +119,15 @@ class Streamed:
         self._read = {"blocks": 0, "records_read": 0, "records_scored": 0}
         self._waited = 0.0
 
-    def inputs(
-        self,
-        problem: Problem,
-        *,
-        seeds: Sequence[int],
-        hyper: Mapping[str, Any],
-        cohorts: Sequence[np.ndarray] | None = None,
-    ) -> Inputs:
-        """What all blocks have in common; a block brings its own records, `order` and `start`."""
+    def inputs(self, problem: Problem, *, seeds: Sequence[int], **others: Any) -> Inputs:
+        """`Simulation.inputs`, as far as blocks share them: each brings its own records, `order` and `start`."""
         if len(seeds) != 1 or problem is not self._problem:
             raise SpecError(f"{len(seeds)} runs: streaming takes one run, on the problem given at the start")
         size, none = self._partition.size, np.zeros(0, np.int32)
         nobody = ClientPartition(np.zeros(self.held.rows, np.int32), np.zeros_like(size), size, ())
         one = np.zeros((1, problem.x.shape[1]), np.float32)
         empty = Problem(one, np.zeros(1, problem.y.dtype), [nobody], [none], [none])
-        self._common = self.simulation.inputs(empty, seeds=seeds, hyper=hyper, cohorts=cohorts)
+        self._common = self.simulation.inputs(empty, seeds=seeds, **others)
         return self._common
 
     def advance(self, state: State, inputs: Inputs, start: int, stop: int) -> State:
@@ -176,7 +169,7 @@ class Streamed:
         }
 
     def close(self) -> None:
-        """Read no further, and wait for nobody: what is being read ahead is given up. No rounds after this."""
+        """Stop reading at once and discard what is being read ahead. No rounds may follow."""
         self._closed.set()
         for threads in (self._reader, self._scorer):
             threads.shutdown(wait=False, cancel_futures=True)
@@ -188,7 +181,7 @@ class Streamed:
     # Blocks
 
     def _at(self, index: int, common: Inputs) -> Block:
-        """The block with a round, the next one asked for."""
+        """The block that holds a round; starts reading the next one."""
         if self._now is not None and self._now.first <= index < self._now.stop:
             return self._now
         self._now = None  # it is done, and its memory is what the next one asked for is read into
@@ -239,7 +232,8 @@ class Streamed:
         return block
 
     def _span(self, first: int, most: int) -> tuple[int, np.ndarray]:
-        """Rounds from `first` on whose clients have at most so many records: where they stop, and the clients."""
+        """The rounds from `first` on whose clients together have at most `most` records: where they stop, and the
+        clients."""
         inside = np.zeros(len(self._partition.size), np.bool_)
         stop, rows = first, 0
         while stop < len(self._cohorts):

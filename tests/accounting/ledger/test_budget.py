@@ -190,7 +190,7 @@ def test_budgets_that_cannot_be_meant(ledger, budget):
 
 def test_a_budget_below_what_is_spent_and_a_raised_one(ledger):
     ledger.set_budget("data", Budget(epsilon((gaussian(), 9)), DELTA))
-    assert ledger.affordable("data", lambda t: all_of(["ann"], gaussian()), 50, run="run") == 9
+    assert ledger.affordable("run", "data", lambda n: all_of(["ann"], gaussian(), n), 50) == 9
     ledger.charge("run", "data", all_of(["ann"], gaussian(), 5), rounds=(0, 5))
     ledger.set_budget("data", Budget(epsilon((gaussian(), 2)), DELTA))  # what was affordable is not any more
     with pytest.raises(BudgetExhausted):
@@ -239,6 +239,10 @@ def coming(t):
     return all_of(clients, releases)
 
 
+def first(rounds):
+    return [charge for t in range(rounds) for charge in coming(t)]
+
+
 @pytest.mark.parametrize("start", [0, 4])
 @pytest.mark.parametrize("limit", [0.05, 0.9, 1.3, 2.0, 1e3])
 def test_the_last_affordable_round_is_that_of_brute_force(ledger, limit, start):
@@ -262,7 +266,7 @@ def test_the_last_affordable_round_is_that_of_brute_force(ledger, limit, start):
 
     expected = max(n for n in range(num_rounds + 1) if all(payable(k) for k in range(n + 1)))
     assert 0 < expected < num_rounds or limit in (0.05, 1e3)
-    found = ledger.affordable("data", coming, num_rounds, run="run", start=start)
+    found = ledger.affordable("run", "data", first, num_rounds, start=start)
     assert found == expected
     for t in range(found):
         ledger.charge("run", "data", coming(t), rounds=(start + t, start + t + 1))
@@ -274,7 +278,7 @@ def test_the_last_affordable_round_is_that_of_brute_force(ledger, limit, start):
 def test_what_was_affordable_needs_no_accounting_later(ledger, path, monkeypatch):
     ledger.set_budget("data", Budget(1.0, DELTA))
     per_round = all_of(["ann", "bob"], poisson())
-    found = ledger.affordable("data", lambda t: per_round, 500, run="run")
+    found = ledger.affordable("run", "data", lambda n: all_of(["ann", "bob"], poisson(), n), 500)
     assert 0 < found < 500
     with monkeypatch.context() as patched:
         patched.setattr(book, "proven", None)
@@ -288,7 +292,7 @@ def test_what_was_affordable_needs_no_accounting_later(ledger, path, monkeypatch
 
 def test_what_was_affordable_is_not_once_another_process_has_spent(ledger, path):
     ledger.set_budget("data", Budget(epsilon((gaussian(), 10)), DELTA))
-    assert ledger.affordable("data", lambda t: all_of(["ann"], gaussian()), 20, run="run") == 10
+    assert ledger.affordable("run", "data", lambda n: all_of(["ann"], gaussian(), n), 20) == 10
     Ledger(path).charge("other", "data", all_of(["ann"], gaussian(), 4), rounds=(0, 4))
     ledger.charge("run", "data", all_of(["ann"], gaussian(), 6), rounds=(0, 6))
     with pytest.raises(BudgetExhausted):

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dither.accounting.ledger import Budget, Ledger, outside
+from dither.accounting.ledger import Budget, Ledger
 from dither.accounting.ledger.book import Account
+from dither.accounting.ledger.store import state_folder
 from dither.errors import LedgerError
 
 from .conftest import all_of, gaussian
@@ -233,7 +234,7 @@ def test_a_ledger_that_forgets_is_seen_from_outside(tmp_path, path):
     fill(Ledger(path), 3)
     copy_folder(path.parent, tmp_path / "backup")
     fill(Ledger(path), 2, first=3)
-    (anchor,) = (outside.folder() / "ledgers").iterdir()
+    (anchor,) = (state_folder() / "ledgers").iterdir()
     assert stat.S_IMODE(anchor.stat().st_mode) == 0o600
     assert_refused(tmp_path / "backup" / path.name, "rolled back")  # the copy elsewhere
     shutil.rmtree(path.parent)
@@ -269,7 +270,7 @@ def test_an_old_ledger_gets_its_anchor_when_it_is_opened(path):
 
 def test_a_state_folder_that_cannot_be_used(tmp_path, path, monkeypatch):
     fill(Ledger(path), 1)
-    (anchor,) = (outside.folder() / "ledgers").iterdir()
+    (anchor,) = (state_folder() / "ledgers").iterdir()
     anchor.write_text("{")
     with pytest.raises(LedgerError, match=rf"{anchor}: not a readable anchor"):
         Ledger(path)

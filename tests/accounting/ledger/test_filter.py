@@ -69,8 +69,8 @@ def test_a_choice_after_looking_beats_the_merged_list_and_not_the_filter(ledger)
 
     ledger.set_budget("data", Budget(epsilon, delta))
     ledger.charge("one", "data", all_of(["ann"], first), rounds=(0, 1))
-    assert not ledger.affords("two", "data", all_of(["ann"], sampled), rounds=(0, 1))
-    assert ledger.affords("two", "data", all_of(["ann"], plain), rounds=(0, 1))
+    assert ledger.affordable("two", "data", lambda n: all_of(["ann"], sampled), 1) == 0
+    assert ledger.affordable("two", "data", lambda n: all_of(["ann"], plain), 1) == 1
 
 
 # The cover of one run

@@ -75,7 +75,7 @@ def test_rounds_have_an_interior_optimum_at_a_held_rate_only():
     where the rate may shrink as rounds grow, the bound only flattens."""
     base, prices = priced("cpfed", epsilon=0.5, rounds=(4, 16, 64, 256, 1024, 4096))
     prices = [price for price in prices if price.point["batch_size"] == 1000 and price.point["local_steps"] == 1]
-    training = cpfed.CpfedTraining(
+    training = cpfed.AveragingTraining(
         client_lr=0.1,
         smoothness=1.0,
         strong_convexity=0.5,

@@ -2,8 +2,7 @@
 
     entries   budgets, charges and their canonical text
     sketch    which records a data set holds, keyed
-    store     the file, its key, the hash chain, the anchors
-    outside   what is remembered of ledgers in the user's state folder
+    store     the file, its key, the hash chain, the anchors; what the user's state folder remembers of ledgers
     book      the accounts in memory, and their ε
     filter    what several runs cost together, when later ones are chosen after looking at earlier ones
     ledger    `Ledger`, which ties them together
@@ -26,7 +25,7 @@ a random key in a file beside the ledger (mode 0600). Without the key, nobody ca
   ledger, raises `LedgerError`;
 - learn anything about the data from its id (`fingerprint` is keyed), or recognise it in another ledger.
 
-What is detected **with an anchor** (one in the user's state folder is always kept, see `outside`; others are
+What is detected **with an anchor** (one in the user's state folder is always kept, see `store`; others are
 files kept apart, or heads that somebody remembers):
 
 - the newest entries deleted, the file restored from an older copy, or its -wal file removed after a crash;

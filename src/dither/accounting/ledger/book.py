@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from dither.accounting import (
@@ -33,7 +33,7 @@ Counts = dict[int, int]  # participation -> how often
 
 
 class _Together(NamedTuple):
-    """Releases of a client, ready for the accountant."""
+    """A client's releases and the conditions that hold for all of them, ready for the accountant."""
 
     conditions: Conditions
     counts: Counts
@@ -285,61 +285,6 @@ class Book:
                     f"rounds {first} to {stop - 1} of run {run[:16]!r} would make it ε={would_be:.6g}"
                 )
 
-    def affordable(
-        self,
-        dataset: str,
-        run: str,
-        start: int,
-        per_round: Callable[[int], Sequence[Charge]],
-        num_rounds: int,
-        conditions: Conditions,
-    ) -> int:
-        """The largest n such that every client can pay for the first n rounds."""
-        coming: dict[str, list[tuple[int, int, int]]] = {}  # client -> (round, participation, count)
-        numbers: dict[tuple[Release, ...], int] = {}
-        for round in range(num_rounds):
-            for client, participations in per_round(round):
-                for releases, count in participations:
-                    releases = tuple(releases)
-                    if releases not in numbers:
-                        content = entries.encode_charges(
-                            [Charge(client, [(releases, 1)])], (round, round + 1), conditions
-                        )
-                        numbers[releases] = self._number(entries.decode_charges(content).participations[0])
-                    coming.setdefault(client, []).append((round, numbers[releases], int(count)))
-
-        limit = num_rounds
-        for client, items in coming.items():
-            budget = self.budget(dataset, client)
-            if budget is None:
-                continue
-            before = self.account(dataset, client)
-
-            def pays(
-                rounds: int,
-                client: str = client,
-                items: list[tuple[int, int, int]] = items,
-                budget: Budget = budget,
-                before: Account = before,
-            ) -> bool:
-                due = [(participation, count) for round, participation, count in items if round < rounds]
-                if not due:
-                    return True
-                after = before.copy()
-                after.add(run, (start, start + rounds), conditions, due)
-                return self._affords(dataset, client, after, budget)
-
-            if pays(limit):
-                continue
-            low, high = 0, limit  # pays(low), not pays(high)
-            while high - low > 1:
-                middle = (low + high) // 2
-                low, high = (middle, high) if pays(middle) else (low, middle)
-            limit = low
-            if limit == 0:
-                break
-        return limit
-
     def account(self, dataset: str, client: str) -> Account:
         """The client's history; an empty one if it has none."""
         return self.accounts.get(self.root(dataset), {}).get(client) or Account()
@@ -550,7 +495,7 @@ def composed(runs: Sequence[tuple[Sequence[Charge], Conditions]], terms: Budget)
 
 
 def _ideal(release: Release) -> Release:
-    """The release as if noise were drawn as it is proved."""
+    """The release with ideal noise: without the sampler's error."""
     if release.exact is None:
         return release
     return release._replace(exact=release.exact._replace(distance=0.0, failure=0.0))
@@ -595,7 +540,10 @@ def weakest(conditions: Sequence[Conditions], *, one_run: bool) -> Conditions:
     return epochs._replace(
         cohort_size=min(f.cohort_size for f in conditions),
         colluders=max(f.colluders for f in conditions),
-        others_noise=min(_others(f) for f in conditions),
+        others_noise=min(
+            float(honest_others(f.cohort_size, f.colluders)) if f.others_noise is None else f.others_noise
+            for f in conditions
+        ),
         convex=all(f.convex for f in conditions),
         smoothness=_most(f.smoothness for f in conditions),
         lipschitz=_most(f.lipschitz for f in conditions),
@@ -614,12 +562,6 @@ def _coarsest(conditions: Sequence[Conditions]) -> Lattice | None:
         return None
     steps, dimensions, least = zip(*found, strict=True)
     return Lattice(max(steps), max(dimensions), min(least))
-
-
-def _others(conditions: Conditions) -> float:
-    if conditions.others_noise is not None:
-        return conditions.others_noise
-    return float(honest_others(conditions.cohort_size, conditions.colluders))
 
 
 def _most(values: Iterable[_Number | None]) -> _Number | None:

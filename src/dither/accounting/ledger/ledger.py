@@ -16,7 +16,7 @@ import numpy as np
 import platformdirs
 
 from dither.accounting import ZERO_OUT, Conditions, honest_others
-from dither.accounting.ledger import entries, outside, sketch
+from dither.accounting.ledger import entries, sketch, store
 from dither.accounting.ledger.book import Book
 from dither.accounting.ledger.entries import About, Budget, Charge, Entry, Row, Spent
 from dither.accounting.ledger.store import Store, read_anchor
@@ -30,7 +30,7 @@ class Ledger:
 
     `path` is created when missing, with its secret key beside it (`<path>.key`, mode 0600). `anchor` names one
     or several files outside of it, which remember the newest entry: they are checked when the ledger is opened and
-    before every charge, and written after it. One more is kept in the user's state folder (`outside`), unless
+    before every charge, and written after it. One more is kept in the user's state folder (`store`), unless
     `anchored` is False. Opening checks the whole chain. Safe for threads and forks.
     """
 
@@ -38,7 +38,7 @@ class Ledger:
         self, path: Path | str, *, anchor: Path | str | Sequence[Path | str] | None = None, anchored: bool = True
     ) -> None:
         anchors = [anchor] if isinstance(anchor, Path | str) else list(anchor or ())
-        state = outside.folder("ledgers") if anchored else None
+        state = store.state_folder("ledgers") if anchored else None
         self._store = Store(Path(path), [Path(each) for each in anchors], state)
         self._book = Book()
         self._lock = threading.RLock()
@@ -108,8 +108,8 @@ class Ledger:
             )
             known = list(self._book.sketches)
             compared = rows is None or dataset in {each for each, _ in known}
-            if compared and rows is not None and not outside.remembers(self._store.id, dataset):
-                outside.remember(rows(), self._store.id, self.path, dataset, file)
+            if compared and rows is not None and not store.remembers_records(self._store.id, dataset):
+                store.remember_records(rows(), self._store.id, self.path, dataset, file)
             if compared and not about.name and not about.same:
                 return
             if target is not None:
@@ -120,13 +120,13 @@ class Ledger:
                 shared = [found for found in self._book.overlaps(dataset, scan) if found[1] != target]
                 if shared:
                     raise DataError(self._overlap(file or dataset[:8], shared))
-                elsewhere = [each for each in outside.known(numbers) if each.ledger != self._store.id]
+                elsewhere = [each for each in store.known_records(numbers) if each.ledger != self._store.id]
                 if elsewhere and not new_ledger:
                     raise DataError(_known_elsewhere(file or dataset[:8], elsewhere))
                 about = about._replace(
                     sketch=scan.sketch, besides=tuple(sorted({each.ledger for each in elsewhere}))
                 )
-                outside.remember(numbers, self._store.id, self.path, dataset, file)
+                store.remember_records(numbers, self._store.id, self.path, dataset, file)
             if not self._add(dataset, about, known=len(known)):
                 self.identify(dataset, rows, file=file, name=name, new_ledger=new_ledger)
 
@@ -136,15 +136,13 @@ class Ledger:
 
     def find(self, name: str) -> str | None:
         """The data set with this name, or whose id begins with it (eight letters or more)."""
-        with self._lock:
-            self._catch_up()
-            return self._book.find(name)
+        with self._reading() as book:
+            return book.find(name)
 
     def called(self, dataset: str) -> str:
         """A readable name of a data set: its name, else the beginning of its id; and a file."""
-        with self._lock:
-            self._catch_up()
-            return self._book.called(dataset)
+        with self._reading() as book:
+            return book.called(dataset)
 
     def _add(self, dataset: str, about: About, known: int | None = None) -> bool:
         """Whether it was added: not where another process has come with records that were not compared."""
@@ -193,9 +191,8 @@ class Ledger:
 
     def budget(self, dataset: str, client: str | None = None) -> Budget | None:
         """The budget that binds a client: its own, else the data set's. Without a client: the data set's."""
-        with self._lock:
-            self._catch_up()
-            return self._book.budget(dataset, client)
+        with self._reading() as book:
+            return book.budget(dataset, client)
 
     # Charges
 
@@ -261,66 +258,42 @@ class Ledger:
 
     def is_registered(self, dataset: str, run: str) -> bool:
         """Whether a run has said, with its first charge, what all of it will reveal."""
-        with self._lock:
-            self._catch_up()
-            return self._book.is_registered(dataset, run)
-
-    def affords(
-        self,
-        run: str,
-        dataset: str,
-        charges: Sequence[Charge],
-        *,
-        rounds: tuple[int, int],
-        conditions: Conditions | None = None,
-    ) -> bool:
-        """Whether `charge` would accept this. Nothing is recorded."""
-        charged = entries.decode_charges(entries.encode_charges(charges, rounds, _checked(conditions)))
-        with self._lock:
-            self._catch_up()
-            try:
-                self._book.check(dataset, run, charged)
-            except BudgetExhausted:
-                return False
-            return True
+        with self._reading() as book:
+            return book.is_registered(dataset, run)
 
     def affordable(
         self,
+        run: str,
         dataset: str,
-        per_round: Callable[[int], Sequence[Charge]],
-        num_rounds: int,
+        charges: Callable[[int], Sequence[Charge]],
+        most: int,
         *,
-        run: str = "",
         start: int = 0,
         conditions: Conditions | None = None,
     ) -> int:
-        """The largest n such that every client can pay for the first n of `num_rounds` coming rounds.
+        """The largest n up to `most` such that `charge` would accept the first n coming rounds of a run.
 
-        `per_round(i)` is what the i-th coming round (i = 0, 1, ...) will reveal; `start` is that round's number
-        in the run. Nothing is reserved: `charge` checks again. What was found affordable is remembered, so
-        that charging these rounds afterwards, in any chunks, needs no accounting.
+        `charges(n)` is what they reveal together, `start` the number of the first. Nothing is reserved: `charge`
+        checks again. What was found affordable is remembered, so that charging these rounds afterwards, in any
+        chunks, needs no accounting.
         """
-        if num_rounds < 0:
-            raise ValueError(f"num_rounds={num_rounds} is negative")
         conditions = _checked(conditions)
-        with self._lock:
-            self._catch_up()
-            return self._book.affordable(dataset, run, start, per_round, num_rounds, conditions)
-
-    def charged_since(self, run: str, dataset: str, stop: int) -> int:
-        """The first round from which on all rounds before `stop` are charged to a run; `stop` where none is."""
-        with self._lock:
-            self._catch_up()
-            for start, end in sorted(self._book.rounds.get((dataset, run), ()), reverse=True):
-                if start < stop <= end:
-                    stop = start
-            return stop
+        low, high, middle = 0, most, most
+        while low < high:
+            content = entries.encode_charges(charges(middle), (start, start + middle), conditions)
+            try:
+                with self._reading() as book:
+                    book.check(dataset, run, entries.decode_charges(content))
+                low = middle
+            except BudgetExhausted:
+                high = middle - 1
+            middle = (low + high + 1) // 2
+        return low
 
     def charged(self, run: str, dataset: str) -> list[tuple[int, int]]:
         """The stretches of rounds that a run was charged for, in the order of the charges."""
-        with self._lock:
-            self._catch_up()
-            return list(self._book.rounds.get((dataset, run), ()))
+        with self._reading() as book:
+            return list(book.rounds.get((dataset, run), ()))
 
     # Reports
 
@@ -335,49 +308,45 @@ class Ledger:
     ) -> list[Spent]:
         """What one client, or every known client, has spent: at its budget's δ, view and adjacency, or at the
         given ones where it has no budget."""
-        with self._lock:
-            self._catch_up()
-            root = self._book.root(dataset)
-            names = {name for owner, name in self._book.budgets if owner == root and name is not None}
-            names = {client} if client is not None else names | self._book.accounts.get(root, {}).keys()
+        with self._reading() as book:
+            root = book.root(dataset)
+            names = {name for owner, name in book.budgets if owner == root and name is not None}
+            names = {client} if client is not None else names | book.accounts.get(root, {}).keys()
             result = []
             for name in sorted(names):
-                account, budget = self._book.account(dataset, name), self._book.budget(dataset, name)
+                account, budget = book.account(dataset, name), book.budget(dataset, name)
                 terms = budget or Budget(0.0, delta, view, adjacency).check()
                 result.append(
                     Spent(
                         client=name,
-                        epsilon=self._book.epsilon(account, terms),
-                        delta=self._book.delta(account, terms),
+                        epsilon=book.epsilon(account, terms),
+                        delta=book.delta(account, terms),
                         view=terms.view,
                         adjacency=terms.adjacency,
                         participations=account.participations(),
                         runs=tuple(account.runs),
                         budget=budget,
-                        not_covered=self._book.not_covered(dataset, account, terms),
-                        numbers=self._book.numbers(account, terms),
+                        not_covered=book.not_covered(dataset, account, terms),
+                        numbers=book.numbers(account, terms),
                     )
                 )
             return result
 
     def spent_by_run(self, dataset: str, client: str, terms: Budget) -> dict[str, float]:
         """Proven ε of each run of a client by itself, oldest first, at the terms of a budget."""
-        with self._lock:
-            self._catch_up()
-            return self._book.by_run(self._book.account(dataset, client), terms.check())
+        with self._reading() as book:
+            return book.by_run(book.account(dataset, client), terms.check())
 
     def datasets(self) -> list[str]:
         """The data sets with a charge or a budget, by id."""
-        with self._lock:
-            self._catch_up()
-            return sorted(self._book.accounts.keys() | {dataset for dataset, _ in self._book.budgets})
+        with self._reading() as book:
+            return sorted(book.accounts.keys() | {dataset for dataset, _ in book.budgets})
 
     def history(self, dataset: str | None = None) -> list[Entry]:
         """All charges, changes of budgets and what was said of data, oldest first, of one data set or of all;
         checks the chain."""
-        with self._lock:
-            self._catch_up()
-            root = self._book.root
+        with self._reading() as book:
+            root = book.root
             with self._store.transaction(write=False) as connection:
                 rows = self._store.read(connection, [])
             wanted = None if dataset is None else root(dataset)
@@ -391,8 +360,7 @@ class Ledger:
 
     def head(self) -> str:
         """The newest entry as "position:hash": remembered elsewhere, it is an anchor."""
-        with self._lock:
-            self._catch_up()
+        with self._reading():
             return self._head()
 
     def verify(self, anchors: Iterable[Path | str] = ()) -> None:
@@ -417,6 +385,13 @@ class Ledger:
             self._take_in(self._store.read(connection, self._store.hashes))
             self._store.check_anchors(self._store.hashes, anchors)
             yield connection
+
+    @contextmanager
+    def _reading(self) -> Iterator[Book]:
+        """The accounts with what any process has added."""
+        with self._lock:
+            self._catch_up()
+            yield self._book
 
     def _catch_up(self) -> None:
         with self._current(write=False):
@@ -450,7 +425,7 @@ def _checked(conditions: Conditions | None) -> Conditions:
     return conditions
 
 
-def _known_elsewhere(what: str, found: list[outside.Known]) -> str:
+def _known_elsewhere(what: str, found: list[store.KnownRecords]) -> str:
     most = max(found, key=lambda each: each.share)
     return (
         f"{what!r} shares {_percent(most.share)} of its records with {most.file or 'data'} in another ledger, "

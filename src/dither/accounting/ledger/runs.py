@@ -76,68 +76,45 @@ class Spending:
         try:
             self._charge(start, stop, end)
         except BudgetExhausted:
-            if new:  # as long a run as can be paid is registered instead
-                end = self._last_affordable(start, end)
-                if end == start:
-                    raise
-                self._charge(start, min(stop, end), end)
-                self._charged, self._next = [*self._charged, (start, min(stop, end))], min(stop, end)
-                return min(stop, end)
-            affordable = self.ledger.affordable(
-                self.dataset,
-                lambda i: self._charges([*self._charged, (start, start + i)], start + i, start + i + 1),
-                stop - start,
-                run=self.run,
-                start=start,
-                conditions=self._conditions,
-            )
-            if affordable == 0:
+            # Of a new run, as much is registered as can be paid.
+            last = self._last_affordable(self._charged, start, end if new else stop)
+            if last == start:
                 raise
-            stop = start + affordable
-            self._charge(start, stop, end)
+            stop = min(stop, last)
+            self._charge(start, stop, last if new else end)
         self._charged, self._next = [*self._charged, (start, stop)], stop
         return stop
 
     def affordable(self, start: int, stop: int) -> int:
         """How far `pay` would get; nothing is charged. Raises as `pay` does."""
         charged = self._charged if start == self._next else self._before(start)
-        if charged or self.ledger.is_registered(self.dataset, self.run):
-            end = start + self.ledger.affordable(
-                self.dataset,
-                lambda i: self._charges([*charged, (start, start + i)], start + i, start + i + 1),
-                stop - start,
-                run=self.run,
-                start=start,
-                conditions=self._conditions,
-            )
-        else:
-            end = self._last_affordable(start, len(self._plan.cohorts))
+        known = charged or self.ledger.is_registered(self.dataset, self.run)
+        end = self._last_affordable(charged, start, stop if known else len(self._plan.cohorts))
         return min(stop, end) if end > start else self.pay(start, stop)
 
-    def _last_affordable(self, start: int, end: int) -> int:
-        """The last round up to which this run could be registered and paid."""
-        low, high = start, end  # low can be paid; beyond high nothing is asked
-        middle = end
-        while low < high:
-            payable = self.ledger.affords(
-                self.run,
-                self.dataset,
-                self._charges(self._charged, start, middle),
-                rounds=(start, middle),
-                conditions=self._conditions,
-            )
-            low, high = (middle, high) if payable else (low, middle - 1)
-            middle = (low + high + 1) // 2
-        return low
+    def _last_affordable(self, charged: Sequence[tuple[int, int]], start: int, end: int) -> int:
+        """The last round up to which this run can be paid, on top of what it was charged for."""
+        return start + self.ledger.affordable(
+            self.run,
+            self.dataset,
+            lambda rounds: self._charges(charged, start, start + rounds),
+            end - start,
+            start=start,
+            conditions=self._conditions,
+        )
 
     def _before(self, start: int) -> list[tuple[int, int]]:
         """What this run has revealed before it makes round `start` and those after it. The same bits again reveal
         nothing new: then these are the rounds up to `start` alone, and only those that were charged to this very
         run (a checkpoint may be another one's). With fresh noise every stretch that was charged counts."""
-        if self._replay:
-            first = self.ledger.charged_since(self.run, self.dataset, start)
-            return [(first, start)] if first < start else []
-        return self.ledger.charged(self.run, self.dataset)
+        charged = self.ledger.charged(self.run, self.dataset)
+        if not self._replay:
+            return charged
+        first = start
+        for begun, stop in sorted(charged, reverse=True):
+            if begun < first <= stop:
+                first = begun
+        return [(first, start)] if first < start else []
 
     def _charge(self, start: int, stop: int, end: int) -> None:
         # Also rounds that add nothing are an entry: what comes later is charged on top of them.

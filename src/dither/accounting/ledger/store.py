@@ -1,4 +1,4 @@
-"""The ledger's file, its secret key and its anchors: SQLite, durable, shared by many processes.
+"""The ledger's file, its secret key, its anchors, and the user's state folder: durable, shared by many processes.
 
 Every operation opens its own connection and closes it, so that a ledger survives forks and threads, and the
 file is complete by itself (no write-ahead log left behind) whenever nobody is using it.
@@ -14,14 +14,18 @@ import re
 import secrets
 import sqlite3
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
+import numpy as np
+import platformdirs
+
 from dither.accounting.ledger.entries import DATA, FORMAT, GENESIS, Row, canonical, row_hash
+from dither.accounting.ledger.sketch import Sketch, scan
 from dither.errors import LedgerError
 
 BUSY_SECONDS = 60.0
@@ -341,11 +345,17 @@ class Store:
 
 def _place(anchor: Path) -> str:
     """Where the ledger of an anchor outside lay."""
+    return str(_anchor_fields(anchor, path=str)[0])
+
+
+def _anchor_fields(source: Path | str, **kinds: Callable[[Any], Any]) -> list[Any]:
+    """Fields of an anchor's file, each of its kind."""
     try:
-        return str(json.loads(anchor.read_text(encoding="utf-8"))["path"])
+        fields = json.loads(Path(source).read_text(encoding="utf-8"))
+        return [kind(fields[name]) for name, kind in kinds.items()]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LedgerError(
-            f"{anchor}: not a readable anchor ({type(error).__name__}); restore it, or delete it if its ledger is "
+            f"{source}: not a readable anchor ({type(error).__name__}); restore it, or delete it if its ledger is "
             "known to be complete"
         ) from error
 
@@ -354,14 +364,8 @@ def read_anchor(source: Path | str) -> Anchor:
     """An anchor from its file, or from a head ("position:hash") that somebody remembered."""
     if isinstance(source, str) and (match := _HEAD.fullmatch(source)):
         return Anchor("", int(match[1]), match[2], f"the remembered head {match[1]}:{match[2][:8]}…")
-    try:
-        fields = json.loads(Path(source).read_text(encoding="utf-8"))
-        return Anchor(str(fields["ledger"]), int(fields["position"]), str(fields["head"]), f"anchor {source}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LedgerError(
-            f"{source}: not a readable anchor ({type(error).__name__}); restore it, "
-            "or delete it if its ledger is known to be complete"
-        ) from error
+    ledger, position, head = _anchor_fields(source, ledger=str, position=int, head=str)
+    return Anchor(ledger, position, head, f"anchor {source}")
 
 
 def write_atomically(path: Path, text: str, *, mode: int, sync_folder: bool = True) -> None:
@@ -398,3 +402,89 @@ def _subkey(key: bytes, purpose: bytes) -> bytes:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+# What is remembered of a user's ledgers outside of them, where neither an old copy of a ledger nor a new one
+# brings it back:
+#
+#     ledgers/ID.json        the newest entry seen of a ledger, and where it lies
+#     data/ID-DATASET.json   the sketch of a data set that was charged to it, under a key of this folder's own
+#     sketch.key             that key
+
+
+class KnownRecords(NamedTuple):
+    """Records that a ledger knows: which, where it lies, the file they came from, and how much is shared."""
+
+    ledger: str
+    path: str
+    file: str
+    share: float
+
+
+def state_folder(part: str = "") -> Path:
+    """$DITHER_STATE, or a folder in the user's state folder: apart from the ledger, which may be put back from an
+    old copy together with the folder it is in."""
+    named = os.environ.get("DITHER_STATE")
+    place = (Path(named) if named else platformdirs.user_state_path("dither-anchors")) / part
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LedgerError(
+            f"{place}: cannot be created ({error.strerror}), and Dither remembers ledgers there; "
+            "set DITHER_STATE to a writable folder"
+        ) from error
+    return place
+
+
+def known_records(rows: np.ndarray) -> list[KnownRecords]:
+    """Which ledgers know these records, as far as this user has charged any."""
+    found = [_read_known(path) for path in sorted(state_folder("data").glob("*.json"))]
+    scanned = scan(rows, _sketch_key(), [sketch for _, sketch in found])
+    shares = [(about, scanned.shared(sketch)) for about, sketch in found]
+    return [about._replace(share=share) for about, share in shares if share]
+
+
+def remembers_records(ledger: str, dataset: str) -> bool:
+    """Whether the data set of a ledger is known here."""
+    return (state_folder("data") / f"{ledger}-{dataset}.json").exists()
+
+
+def remember_records(rows: np.ndarray, ledger: str, path: Path, dataset: str, file: str) -> None:
+    """Records that a ledger is about to be charged for."""
+    about = {"ledger": ledger, "path": str(path.resolve()), "file": file}
+    text = json.dumps({**about, **scan(rows, _sketch_key()).sketch.encode()}) + "\n"
+    write_atomically(state_folder("data") / f"{ledger}-{dataset}.json", text, mode=0o600)
+
+
+def _read_known(path: Path) -> tuple[KnownRecords, Sketch]:
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        return KnownRecords(fields["ledger"], fields["path"], fields["file"], 0.0), Sketch.decode(fields)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LedgerError(
+            f"{path}: not readable ({type(error).__name__}); restore it, or delete it if nothing was ever spent "
+            "on these records"
+        ) from error
+
+
+def _sketch_key() -> bytes:
+    path = state_folder() / "sketch.key"
+    if not path.exists():
+        # Asked twice: another process may have made both meanwhile.
+        if any(state_folder("data").glob("*.json")) and not path.exists():
+            raise LedgerError(
+                f"{path}: the key of the sketches beside it is missing; restore it, or delete them too"
+            )
+        # Another process may be first: whoever linked it there has the key.
+        mine = path.with_name(f"sketch.{secrets.token_hex(8)}.tmp")
+        write_atomically(mine, secrets.token_bytes(16).hex() + "\n", mode=0o600)
+        try:
+            os.link(mine, path)
+        except FileExistsError:
+            pass
+        finally:
+            mine.unlink()
+    key = bytes.fromhex(path.read_text(encoding="ascii"))
+    if len(key) != 16:
+        raise LedgerError(f"{path}: damaged; restore it from a backup")
+    return key

@@ -384,7 +384,7 @@ def _averaged(candidates: Sequence[Candidate], c: ProblemConstants, rates: np.nd
 def _cpfed(base: Spec, candidates: Sequence[Candidate], c: ProblemConstants, smallest: int) -> BoundGrid:
     tau = _column(candidates, "local_steps")
     rates = _RATES[:, None] * cpfed.max_client_lr(smoothness=c.smoothness, local_steps=tau)
-    training = cpfed.CpfedTraining(
+    training = cpfed.AveragingTraining(
         **_averaged(candidates, c, rates),
         # Stated for batches of one: β is the variance of the gradient that is used, here a mean of B.
         gradient_variance=c.gradient_variance / _column(candidates, "batch_size"),
@@ -398,7 +398,7 @@ def _concentrated(base: Spec, candidates: Sequence[Candidate], c: ProblemConstan
     tau = _column(candidates, "local_steps")
     largest = concentrated.max_client_lr(smoothness=c.smoothness, local_steps=tau, corrected=True)
     rates = _RATES[:, None] * largest
-    training = concentrated.ConcentratedTraining(
+    training = cpfed.AveragingTraining(
         **_averaged(candidates, c, rates),
         gradient_variance=c.gradient_variance,
         batch_size=_column(candidates, "batch_size"),

@@ -25,7 +25,7 @@ from dither.accounting import ProvenRow
 from dither.errors import RunExists
 from dither.experiment import plots
 from dither.experiment.folder import read_checked, to_json, write_bytes, write_checked, write_text
-from dither.experiment.report import ADVERSARIES, Overview, epsilon_text
+from dither.experiment.report import ADVERSARIES, Overview, decode, epsilon_text
 from dither.experiment.sweep.batches import Outcome
 from dither.spec import Spec
 from dither.types import Claim
@@ -284,7 +284,7 @@ def _to_plain(run: SweepRun) -> dict[str, Any]:
 
 
 def _from_plain(spec: Spec, run: Mapping[str, Any]) -> SweepRun:
-    claim, proven = run["claim"], run["proven"] and ProvenRow.from_json(run["proven"])
+    claim, proven = run["claim"], run["proven"] and decode(ProvenRow, run["proven"])
     conditions = tuple((text, bool(holds)) for text, holds in claim["conditions"])
     outcome = Outcome(
         spec=spec,

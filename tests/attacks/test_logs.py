@@ -1,0 +1,30 @@
+"""Logs of a party that are collected elsewhere (`dither join --json`) hold nothing of a record."""
+
+import pytest
+
+from dither.accounting.ledger.runs import Ledger
+from dither.errors import DataError, FederationError
+from dither.federation import joining
+from dither.federation.party import REFUSALS
+from dither.federation.statistics import LOCAL
+from tests.federation.parties import Parties, small_spec
+
+
+def test_a_cell_that_does_not_fit_the_schema_is_for_the_owner_alone(tmp_path):
+    """The reason quotes the cell, which helps the owner; it went into structured logs as well."""
+    parties = Parties(tmp_path, small_spec())
+    path = parties.file("ann")
+    path.write_text(path.read_text().replace("benign", "told in confidence", 1))
+    ledger = Ledger(tmp_path / "new.sqlite")
+    parties.nodes["ann"] = parties.node("ann", ledger=ledger, new_ledger=True)
+    with pytest.raises(FederationError, match=REFUSALS["terms"]) as told:
+        parties.coordinator().run()
+    assert "told in confidence" not in str(told.value)
+    assert isinstance(parties.nodes["ann"].refusal, DataError)
+    (said,) = [line for line in parties.said if "told in confidence" in line]
+    assert said.startswith(LOCAL)
+    collected: list[str] = []
+    for line in parties.said:
+        joining._without_records(collected.append)(line)
+    assert len(collected) == len(parties.said)
+    assert not any("told in confidence" in line for line in collected)

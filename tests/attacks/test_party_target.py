@@ -1,0 +1,128 @@
+"""A party says how much it allows (`dither join --epsilon`). A server with its real keys asks for statistics too,
+or takes the others' noise out of a sum by what it broadcasts to them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dither.errors import FederationError
+from dither.experiment import build
+from dither.experiment.counting import Question
+from dither.federation import keys, messages
+from dither.federation.agreement import Agreement, federated_spec
+from dither.federation.party import REFUSALS, Target
+from dither.federation.statistics import StatisticsTerms
+from dither.privacy.clipping import REACH
+from tests.federation.parties import Parties, small_spec
+
+SUMS = {
+    "secagg.mode": "real",
+    "batch_sampling": "full",
+    "client_lr": 0.02,
+    "randomness": "os",
+    "privacy.clip": "example",
+    "privacy.noise": "proven",
+    "privacy.view": "sum",
+    "privacy.epsilon": 1.0,
+    "privacy.delta": 1e-5,
+    "privacy.adjacency": "zero-out",
+    "privacy.colluders": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def parties(tmp_path_factory):
+    return Parties(tmp_path_factory.mktemp("target"), small_spec(**SUMS, local_steps=1))
+
+
+def agreement_of(parties, spec):
+    dataset = parties.experiment.dataset
+    return Agreement(
+        federation=keys.Keyring.load(parties.folder / "keys" / "server").id,
+        run="c" * 16,
+        spec=federated_spec(spec, 4, "breast-cancer"),
+        schema=dataset.schema.to_dict(),
+        classes=dataset.classes,
+        num_features=dataset.x_train.shape[1],
+        image_shape=(),
+        names=parties.names,
+        sizes=tuple(int(size) for size in parties.experiment.partition.size),
+    ).check()
+
+
+def spread(experiment, broadcast):
+    """The largest standard deviation of a coordinate of what another client sends, over draws of its noise."""
+    simulation = build.make_simulation(experiment)
+    inputs = simulation.inputs(experiment.problem, seeds=[0], hyper=build.hypers([experiment]))
+    state, run = (jax.tree.map(lambda leaf: leaf[0], each) for each in (simulation.start(inputs), inputs.runs))
+    message = jax.tree.map(lambda leaf: jnp.full_like(leaf, broadcast), state.server)
+    own = jax.tree.map(lambda leaf: leaf[1], state.clients)
+
+    @jax.jit
+    def sent(message):
+        upload = simulation.sent(message, own, run, inputs.shared, jnp.int32(0), jnp.int32(1), 4).upload
+        return jnp.concatenate([leaf.astype(jnp.int32).reshape(-1) for leaf in jax.tree.leaves(upload)])
+
+    words = [np.asarray(sent(message)) for _ in range(3)]
+    return float(np.std(words, axis=0).max())
+
+
+@pytest.mark.parametrize(("local_steps", "survives"), [(1, True), (2, False)])
+def test_others_noise_counts_only_where_no_broadcast_can_remove_it(parties, local_steps, survives):
+    spec = small_spec(**SUMS, local_steps=local_steps)
+    experiment = build.build_experiment(spec, dataset=parties.experiment.dataset)
+    assert spread(experiment, 0.0) > 100
+    assert (spread(experiment, REACH) > 100) == survives
+    agreement = agreement_of(parties, spec)
+    agreed = agreement.experiment(np.zeros((0, agreement.num_features), np.float32), np.zeros(0, np.int32))
+    alone = agreement.lacking(agreed.plan) == 3
+    assert alone == (not survives)
+    party = parties.node("ann", target=Target(1.0))
+    if survives:
+        party._check_target(agreement, agreed)
+        return
+    with pytest.raises(FederationError, match="against a server that sees its uploads, above its own target"):
+        party._check_target(agreement, agreed)
+
+
+def asked(parties, party, purpose, run, epsilon, kind="statistics", **fields):
+    """The party's answer to statistics of this ε."""
+    identity = keys.Identity.load(parties.folder / "keys" / "server")
+    keyring = keys.Keyring.load(parties.folder / "keys" / "server")
+    agreement = agreement_of(parties, parties.spec)
+    terms = StatisticsTerms(
+        federation=keyring.id,
+        run=run,
+        purpose=purpose,
+        epsilon=epsilon,
+        delta=1e-5,
+        spec=agreement.spec.with_values({"secagg.mode": "off"}),
+        names=agreement.names,
+        sizes=agreement.sizes,
+    ).check()
+    fields = fields or {"terms": terms.to_dict()}
+    body = messages.pack(
+        identity, federation=keyring.id, kind=kind, sender=messages.SERVER, to="ann", fields={"run": run, **fields}
+    )
+    return messages.unpack(
+        party.answer(body),
+        federation=keyring.id,
+        to=messages.SERVER,
+        keys={"ann": party.identity.public},
+        answers=messages.digest(body),
+    )
+
+
+def test_statistics_count_against_a_partys_own_target(parties):
+    party = parties.node("ann", target=Target(0.5))
+    refusal = {"why": REFUSALS["terms"]}
+    assert asked(parties, party, "statistics", "d" * 16, 5.0).fields == refusal
+    assert "above its own target" in str(party.refusal)
+    assert asked(parties, party, "schema", "e" * 16, 0.4).kind == "accepted"
+    assert asked(parties, party, "statistics", "f" * 16, 0.4).fields == refusal  # the two together
+    assert asked(parties, party, "statistics", "f" * 16, 0.1).kind == "accepted"
+    question = Question("survey", ("mean radius",), 1.0).to_dict()
+    strict = parties.node("ann", target=Target(0.3))  # after a restart with a smaller one
+    answer = asked(parties, strict, "schema", "e" * 16, 0.4, kind="question", round=0, question=question)
+    assert answer.fields == {"why": REFUSALS["other"]}
