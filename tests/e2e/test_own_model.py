@@ -128,7 +128,7 @@ def test_a_party_takes_no_file_that_its_owner_did_not_approve(own, monkeypatch):
     ).to_dict()
     assert agreement.Agreement.from_dict(terms).spec.model == spec.model
     monkeypatch.setattr(code, "_approved", {})  # as on a machine whose owner approved nothing
-    with pytest.raises(FederationError, match="approve a file of yours with --model FILE"):
+    with pytest.raises(FederationError, match="approve your own file with --model FILE"):
         agreement.Agreement.from_dict(terms)
     terms["spec"]["model"]["name"] = "my_model.py:net"  # a path on the party's machine is no approval
     with pytest.raises(FederationError, match="not one of Dither's"):

@@ -195,7 +195,7 @@ def _in_short(report: Report, row: ProvenRow) -> Section:
         ]
     if report.randomness == "seeded":
         answer.append(
-            "This was a research run: its noise comes from a seed, and whoever knows the seed can subtract it. "
+            "This was a research run: its noise comes from a seed, and anyone who knows the seed can subtract it. "
             "The statement holds only for those who do not; for records that must be protected, train with "
             "randomness = 'os'."
         )

@@ -42,7 +42,7 @@ from dither.experiment.folder import read_checked, write_bytes, write_checked, w
 from dither.secagg.primitives import SigningKey
 
 FORMAT = 1
-_ADVICE = "get the folder again from whoever made the federation"
+_ADVICE = "get the folder again from the organiser of the federation"
 _T = TypeVar("_T")
 CA_DAYS = 3650
 SERVER_DAYS = 825
@@ -79,7 +79,7 @@ class Keyring:
             if party.name == name:
                 return party
         names = ", ".join(party.name for party in self.parties)
-        raise FederationError(f"{name!r} is no party of this federation; known: {names}")
+        raise FederationError(f"{name!r} is not a party of this federation; known: {names}")
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -170,7 +170,7 @@ class Party:
         if message.kind == "finish":
             rounds, accuracy = message.field("rounds", int), message.fields.get("accuracy")
             if not isinstance(accuracy, int | float | None):
-                raise FederationError("a run that ends with an accuracy that is no number")
+                raise FederationError("a run that ends with an accuracy that is not a number")
             self.outcome = {"rounds": rounds, "accuracy": accuracy}
             return "bye", {"releases": run.releases.statement()}, {}
         raise FederationError(f"a message of unknown kind {message.kind!r}")

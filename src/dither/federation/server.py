@@ -526,9 +526,7 @@ class Coordinator:
         if not session.ready:
             more, refusing = self._ask_for_shares(index, "release", session.disputes(), session.released)
             silent |= more
-            liars = {
-                client: f"it does not release shares that are no use: {why}" for client, why in refusing.items()
-            }
+            liars = {client: f"it does not release useless shares: {why}" for client, why in refusing.items()}
         liars |= session.liars()
         for client in sorted(liars):
             if names[client] not in self._out:

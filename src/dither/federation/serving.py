@@ -62,7 +62,7 @@ def serve(
     names = [party.name for party in keyring.parties]
     for name in without:
         if name not in names:
-            raise ConfigError(f"--without {name!r} is no party of this federation{did_you_mean(name, names)}")
+            raise ConfigError(f"--without {name!r} is not a party of this federation{did_you_mean(name, names)}")
     ends = keys.expiry(keys_folder / "server.pem")
     if ends < datetime.now(UTC):
         raise FederationError(
@@ -137,7 +137,7 @@ def _ask(run_folder: Path, spec: Spec) -> None:
             raise RunExists(f"{str(run_folder)!r} holds a run of another spec; give another --out")
         return
     if any(path.name != "serve.lock" for path in run_folder.iterdir()):
-        raise RunExists(f"{str(run_folder)!r} already exists and is no run of a federation; give another --out")
+        raise RunExists(f"{str(run_folder)!r} already exists and is not a run of a federation; give another --out")
     write_text(asked, spec.to_toml())
 
 
