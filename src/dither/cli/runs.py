@@ -198,7 +198,8 @@ def predict(
     ] = None,
 ) -> None:
     """Predict the class (or the number) of each record of a file with a trained run."""
-    from dither.data.tables import existing_file, read_table, text_column
+    from dither.data.schema import text_column
+    from dither.data.tables import existing_file, read_table
     from dither.errors import DataError, did_you_mean
     from dither.experiment.folder import RunFolder, write_text
     from dither.experiment.report import load
