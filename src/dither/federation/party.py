@@ -242,7 +242,7 @@ class Party:
         if terms is None:
             raise FederationError(f"run {name[:8]!r} is unknown here: its agreement was not accepted")
         if approved_digest(self.folder, terms.purpose) != terms.digest:
-            raise FederationError(f"run {name[:8]} has another agreement than the one the owner approved")
+            raise FederationError(f"run {name[:8]} has an agreement that the owner did not approve")
         self._check_noise(terms)
         records = terms.encode(self.source) if isinstance(terms, Agreement) else None
         if records is not None and len(records[1]) != terms.sizes[terms.number(self.name)]:

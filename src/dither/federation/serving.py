@@ -245,7 +245,7 @@ def _exists(process: int) -> bool:
 
 def coordinate(transport: Any, config: Mapping[str, Any], after_round: Callable[[], None] = lambda: None) -> None:
     """The coordinator, inside the transport. `after_round` may raise `TransportRestart`."""
-    from dither.federation import mailbox, server
+    from dither.federation import messages, server
     from dither.federation.state import Journal
 
     if not config.get("keys") or not config.get("run"):
@@ -279,7 +279,7 @@ def coordinate(transport: Any, config: Mapping[str, Any], after_round: Callable[
         except DitherError as error:
             coordinator.tell_failure(str(error))
             raise
-    except mailbox.TransportRestart as error:
+    except messages.TransportRestart as error:
         journal.progress("failed", error=str(error), exit_code=1, final=False)
     except DitherError as error:
         journal.progress("failed", error=str(error), exit_code=error.exit_code)
