@@ -169,7 +169,7 @@ def undecryptable(cohort, seal):
 @pytest.mark.parametrize(
     ("lie", "why"),
     [
-        pytest.param(seals(another_commitment), "committed to another seal", id="commitment"),
+        pytest.param(seals(another_commitment), "committed to a seal that is not", id="commitment"),
         pytest.param(seals(undecryptable), "cannot be opened", id="shares"),
         pytest.param(seals(lambda cohort, seal: seal[:-1]), "a seal of", id="length", marks=pytest.mark.slow),
     ],

@@ -185,6 +185,7 @@ def test_terms_from_strangers_are_checked(tmp_path):
         {"sizes": [50, 50]},
         {"run": "../.."},
         {"format": 2},
+        {"spec": {**good.spec.to_dict(), "method": "theirs.py"}},  # which nobody here approved
     ):
         with pytest.raises(Exception, match=r"agreement|epsilon"):
             StatisticsTerms.from_dict({**good.to_dict(), **change})
