@@ -25,7 +25,7 @@ import numpy as np
 
 from dither.federation import keys, messages
 from dither.federation.local import answer_at
-from dither.federation.mailbox import Mailbox
+from dither.federation.messages import Mailbox
 from dither.secagg.client import ClientSession
 from dither.secagg.roster import Rules
 from dither.secagg.server import ServerSession

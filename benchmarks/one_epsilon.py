@@ -23,7 +23,7 @@ from dither import data
 from dither.accounting.ledger import Ledger
 from dither.experiment.private_schema import Wanted
 from dither.experiment.start import Project, plan_project, start_project
-from dither.federation import keys, mailbox
+from dither.federation import keys, messages
 from dither.federation.agreement import PartyData, default_colluders
 from dither.federation.party import Party
 from dither.federation.server import Coordinator, load_evaluation_data
@@ -67,7 +67,7 @@ def simulate(files: list[Path], label: str, epsilon: float, out: Path, *, seeded
 def federate(files: list[Path], label: str, epsilon: float, out: Path) -> tuple[dither.Report, dict[str, float]]:
     """The same by a server and a party for each file: real messages, real secure aggregation, one ledger each.
     Returns the report and what each party has spent."""
-    mailbox._LOOK_SECONDS = 0.0
+    messages._LOOK_SECONDS = 0.0
     names = [file.stem for file in files]
     keys.create(out / "keys", names, hosts=["localhost"])
     ledgers = {name: Ledger(out / f"{name}.sqlite") for name in names}

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from dither.errors import FederationError
-from dither.federation import keys, mailbox, messages
+from dither.federation import keys, messages
 
 
 def with_shape(identity, shape):
@@ -89,8 +89,8 @@ def test_answers_without_content_are_asked_for_again_but_not_in_a_flood(tmp_path
         def pause(self):
             pass
 
-    monkeypatch.setattr(mailbox, "time", SimpleNamespace(monotonic=lambda: next(ticks) / 100))
-    letters = mailbox.Mailbox(Empty(), keys.Keyring.load(folder), keys.Identity.load(folder))
+    monkeypatch.setattr(messages, "time", SimpleNamespace(monotonic=lambda: next(ticks) / 100))
+    letters = messages.Mailbox(Empty(), keys.Keyring.load(folder), keys.Identity.load(folder))
     letters._address, letters._asked = {"bob": 1}, {1: "mark"}
     letters.ask("round", {"bob": ({}, {})}, seconds=10.0, take=lambda name, answer: None)
-    assert 5 <= len(pushed) <= 10 / mailbox._LOOK_SECONDS + 1
+    assert 5 <= len(pushed) <= 10 / messages._LOOK_SECONDS + 1

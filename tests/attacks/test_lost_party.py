@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dither.errors import FederationError, RunExists
-from dither.federation import mailbox, serving
+from dither.federation import messages, serving
 from tests.federation.parties import FIRST, NAMES, Parties, small_spec
 
 
@@ -16,8 +16,8 @@ class Killed(Exception):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Nobody waits for parties that are away."""
-    monkeypatch.setattr(mailbox, "_LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(mailbox, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(messages, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(messages, "GRACE_SECONDS", 0.05)
 
 
 def dies_after(number):
@@ -98,10 +98,10 @@ def test_progress_under_kills_in_mid_round(tmp_path):
             raise Killed
         return ask.honest(self, kind, questions, **more)
 
-    ask.honest = mailbox.Mailbox.ask
+    ask.honest = messages.Mailbox.ask
     done = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mailbox.Mailbox, "ask", ask)
+        patch.setattr(messages.Mailbox, "ask", ask)
         for _ in range(20):
             parties.nodes = {name: parties.node(name) for name in NAMES}
             try:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from dither.federation import mailbox, messages
+from dither.federation import messages
 from dither.secagg import primitives
 from dither.secagg.roster import AnnouncedCohort
 from tests.federation.parties import NAMES, Parties, small_spec
@@ -19,8 +19,8 @@ MASKED = {"secagg.mode": "real", "privacy.colluders": 1, "num_rounds": 4}
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Nobody waits for parties that are away; the liar seals every sum, as it would sooner or later."""
-    monkeypatch.setattr(mailbox, "_LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(mailbox, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(messages, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(messages, "GRACE_SECONDS", 0.05)
     shuffled = AnnouncedCohort._shuffled
     monkeypatch.setattr(
         AnnouncedCohort,
@@ -169,7 +169,7 @@ def undecryptable(cohort, seal):
 @pytest.mark.parametrize(
     ("lie", "why"),
     [
-        pytest.param(seals(another_commitment), "committed to another seal", id="commitment"),
+        pytest.param(seals(another_commitment), "committed to a seal that is not", id="commitment"),
         pytest.param(seals(undecryptable), "cannot be opened", id="shares"),
         pytest.param(seals(lambda cohort, seal: seal[:-1]), "a seal of", id="length", marks=pytest.mark.slow),
     ],

@@ -1,4 +1,4 @@
-"""A hundred mistakes over all commands: each ends with an exit code and one line that names the mistake, and every
+"""Two hundred mistakes over all commands: each ends with an exit code and one line that names it, and every
 file is as it was."""
 
 import io
@@ -8,6 +8,7 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
+from typer.main import get_command
 
 from dither import cli
 from dither.federation import keys
@@ -170,6 +171,20 @@ WRONG = [
     ("run adult --processes 0", 2, "--processes 0"),
     ("run adult --processes 2 --process 1", 2, "together"),
     ("run adult --processes 2 --process 5 --coordinator 127.0.0.1:1", 2, "process"),
+    ("run a.csv a.csv --label sick", 2, "lists a file twice"),
+    # start
+    ("start nowhere.csv --label sick", 2, "'nowhere.csv' not found"),
+    ("start folder --label sick", 2, "folder"),
+    ("start excel.csv --label sick --yes", 2, "an Excel or zip file"),
+    ("start a.csv --label sik", 2, "did you mean 'sick'?"),
+    ("start a.csv --label sick --drop agee --yes", 2, "did you mean 'age'?"),
+    ("start a.csv --label sick --task guess --yes", 2, "guess"),
+    ("start a.csv --label sick --epsilon 0 --yes", 2, "epsilon=0.0 must be a finite number above 0"),
+    ("start a.csv --label sick --epsilon nan --yes", 2, "epsilon=nan"),
+    ("start a.csv --label sick --delta 2 --yes", 2, "delta=2.0"),
+    ("start a.csv --label sick --split 1,2 --yes", 2, "three numbers"),
+    ("start a.csv --label sick --split a,b,c --yes", 2, "such as 5,85,10"),
+    ("start", 2, "TABLES"),
     # sweep
     ("sweep adult", 2, "--vary"),
     ("sweep adult --vary seed", 2, "seed"),
@@ -210,7 +225,13 @@ WRONG = [
     ("data schema a.csv --label sick --drop agee", 2, "agee"),
     ("data schema nowhere.csv --label sick", 2, "nowhere.csv"),
     ("data schema a.csv", 2, "--label"),
+    ("data schema a.csv --label sick --private", 2, "--private needs --epsilon"),
+    ("data schema a.csv --label sick --private --epsilon -1", 2, "epsilon=-1.0"),
+    ("data schema a.csv --label sick --keep agee", 2, "did you mean 'age'?"),
     ("data lists", 2, "lists"),
+    ("data list extra", 2, "extra"),
+    ("data get", 2, "NAME"),
+    ("presets adult extra", 2, "extra"),
     # account, audit, check, statement, stats
     ("account adlut", 2, "did you mean 'adult'?"),
     ("account folder", 2, "folder"),
@@ -224,6 +245,8 @@ WRONG = [
     ("audit adult --fuzz 2", 2, "--fuzz"),
     ("audit --fuzz 0", 2, "fuzz"),
     ("audit adult --rounds 0", 2, "rounds"),
+    ("audit adult --canaries -1", 2, "--canaries"),
+    ("audit nowhere", 2, "nowhere"),
     ("check nowhere.toml", 2, "nowhere.toml"),
     ("check broken.toml", 2, "broken.toml"),
     ("check latin.toml", 2, "latin.toml"),
@@ -231,6 +254,7 @@ WRONG = [
     ("check broken.json", 2, "broken.json"),
     ("check list.json", 2, "list.json"),
     ("check folder", 2, "folder"),
+    ("check", 2, "FILE"),
     ("statement nowhere", 2, "nowhere"),
     ("statement unfinished", 4, "unfinished"),
     ("statement run --out a.csv", 2, "a.csv"),
@@ -253,6 +277,10 @@ WRONG = [
     ("budget set a.csv", 2, "--epsilon"),
     ("budget same a.csv nowhere", 2, "nowhere"),
     ("budget other a.csv b.csv", 2, "--yes"),
+    ("budget set a.csv --epsilon inf", 2, "inf"),
+    ("budget set a.csv --epsilon abc", 2, "abc"),
+    ("budget history nowhere.csv", 2, "nowhere.csv"),
+    ("budget history --ledger not-a-ledger", 4, "not-a-ledger"),
     # plan
     ("plan adlut --epsilon 1", 2, "adlut"),
     ("plan adult", 2, "--epsilon"),
@@ -288,10 +316,36 @@ WRONG = [
     ("federation init other --parties north,north", 2, "north"),
     ("federation init other --parties north,../south", 2, "south"),
     ("federation renew nowhere", 2, "nowhere"),
+    ("federation request ../north", 2, "use letters, digits"),
+    ("federation request fed", 2, "'fed' already exists"),
+    ("federation request west --transport pigeon", 2, "choose flower or nvflare"),
+    ("federation accept nowhere.json --federation fed/parties/north", 4, "'nowhere.json' cannot be read"),
+    ("federation accept broken.json --federation fed/parties/north", 4, "'broken.json' is not valid JSON"),
+    ("federation add fed nowhere.json", 4, "'nowhere.json' cannot be read"),
+    ("federation add fed list.json", 4, "'list.json' is not a JSON object"),
+    ("federation revoke fed west", 6, "known: north, south"),
+    ("federation revoke nowhere north", 2, "nowhere"),
+    ("federation status nowhere", 2, "nowhere"),
+    ("federation verify folder --federation fed/parties/north", 4, "no signature.json"),
+    ("federation demo --parties 2", 2, "--parties"),
+    ("federation demo --out text.txt", 2, "'text.txt' already exists"),
+    ("join --federation fed/server --data a.csv", 2, "not a party's folder"),
+    ("serve key.toml --federation fed/server", 2, "did you mean 'num_rounds'?"),
+    ("serve adult", 2, "--federation"),
     ("federation check --federation nowhere", 6, "nowhere"),
     ("nonsense", 2, "nonsense"),
     ("run --nonsense", 2, "--nonsense"),
 ]
+
+
+def test_every_command_is_given_mistakes():
+    tree = get_command(cli.app)
+    commands = {
+        f"{name} {each}".strip() for name, top in tree.commands.items() for each in getattr(top, "commands", [""])
+    }
+    assert [
+        name for name in sorted(commands) if not any(f"{row[0]} ".startswith(f"{name} ") for row in WRONG)
+    ] == []
 
 
 def cases():

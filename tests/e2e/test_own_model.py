@@ -12,7 +12,7 @@ import dither
 from dither import models
 from dither.cli import app
 from dither.errors import FederationError, RunExists, SpecError
-from dither.federation import agreement, mailbox
+from dither.federation import agreement, messages
 from dither.spec import code
 from tests.federation.parties import Parties, assert_simulated, small_spec
 
@@ -111,7 +111,7 @@ def test_an_object_is_trained_and_loaded_again(tmp_path):
 
 @pytest.mark.slow
 def test_a_federation_trains_the_file_that_its_parties_approved(own, tmp_path, monkeypatch):
-    monkeypatch.setattr(mailbox, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(messages, "_LOOK_SECONDS", 0.0)
     spec = small_spec(**{"model.name": "my_model.py:net", "secagg.mode": "real"})
     parties = Parties(tmp_path, spec)
     coordinator = parties.coordinator()
@@ -128,7 +128,7 @@ def test_a_party_takes_no_file_that_its_owner_did_not_approve(own, monkeypatch):
     ).to_dict()
     assert agreement.Agreement.from_dict(terms).spec.model == spec.model
     monkeypatch.setattr(code, "_approved", {})  # as on a machine whose owner approved nothing
-    with pytest.raises(FederationError, match="approve a file of yours with --model FILE"):
+    with pytest.raises(FederationError, match="approve your own file with --model FILE"):
         agreement.Agreement.from_dict(terms)
     terms["spec"]["model"]["name"] = "my_model.py:net"  # a path on the party's machine is no approval
     with pytest.raises(FederationError, match="not one of Dither's"):

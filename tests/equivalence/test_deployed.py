@@ -6,7 +6,7 @@ import pytest
 from dither.accounting.exact import SUM_WIDTH
 from dither.errors import FederationError
 from dither.experiment import build
-from dither.federation import mailbox
+from dither.federation import messages
 from dither.federation.party import Target
 from dither.secagg import encoding
 from tests.federation.parties import Parties, assert_simulated, server_bits, simulated, small_spec
@@ -16,7 +16,7 @@ QUICK = [("cpfed", "real")]  # the others take the same path, and their time
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(mailbox, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(messages, "_LOOK_SECONDS", 0.0)
 
 
 CASES = [

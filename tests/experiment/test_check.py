@@ -125,12 +125,12 @@ def test_wrong_values_are_named(changes, message):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.toml", "title = ", "is no description"),
+        ("a.toml", "title = ", "is not a description"),
         ("a.toml", "title = 'x'", "noise_multiplier is missing"),
         ("a.json", "[]", "is not an Opacus accountant's state"),
-        ("a.json", "{", "is no description"),
+        ("a.json", "{", "is not a description"),
         ("a.txt", "__import__('os').system('true')", "is not an event"),
-        ("a.txt", "GaussianDpEvent()", "lacks a number"),
+        ("a.txt", "GaussianDpEvent()", "is missing a number"),
     ],
 )
 def test_wrong_files_are_named(tmp_path, name, text, message):

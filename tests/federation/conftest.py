@@ -1,14 +1,14 @@
 import pytest
 
-from dither.federation import mailbox
+from dither.federation import messages
 from tests.federation.parties import Parties, small_spec
 
 
 @pytest.fixture
 def quick(monkeypatch):
     """Nobody waits for parties that are away."""
-    monkeypatch.setattr(mailbox, "_LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(mailbox, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(messages, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(messages, "GRACE_SECONDS", 0.05)
 
 
 @pytest.fixture

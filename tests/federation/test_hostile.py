@@ -172,6 +172,10 @@ def test_terms_cannot_change_under_a_run_that_was_agreed_on(hostile):
     hostile.restart("ann", approve=lambda agreement, experiment: asked.append(agreement.digest) or "asked")
     answer = hostile.ask("ann", "terms", {"terms": {**found, "spec": quieter.to_dict()}})
     assert "has another agreement already" in why(answer)
+    shared = {key: found[key] for key in ("format", "federation", "run", "names", "sizes", "spec")}
+    counted = {**shared, "purpose": "statistics", "epsilon": 1.0, "delta": 1e-5, "trained": None}
+    counted["sizes"] = [hostile.nodes["ann"].source.count] * len(found["names"])
+    assert "has another agreement already" in why(hostile.ask("ann", "statistics", {"terms": counted}))
     assert asked == []
     assert hostile.ask("ann", "terms", {"terms": found}).kind == "accepted"  # those that were approved: as before
 

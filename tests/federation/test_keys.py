@@ -56,7 +56,7 @@ def test_a_folder_is_never_overwritten(made):
 
 
 def test_unknown_party(made):
-    with pytest.raises(FederationError, match=r"'eve' is no party.*ann, bob"):
+    with pytest.raises(FederationError, match=r"'eve' is not a party.*ann, bob"):
         keys.Keyring.load(made / "server").party("eve")
 
 
@@ -181,7 +181,7 @@ def test_invitations_that_are_refused(joined, tmp_path):
         keys.accept(homes["ann"], path)
     parties = [keys.read_request(homes[name] / f"{name}.request.json") for name in ("ann", "bob")]
     keys.create_from(tmp_path / "other", parties, hosts=["localhost"])
-    with pytest.raises(FederationError, match="another CA"):
+    with pytest.raises(FederationError, match="a different CA"):
         keys.accept(homes["ann"], keys.invitation_file(tmp_path / "other", "ann"))
-    with pytest.raises(FederationError, match="'eve' is no party"):
+    with pytest.raises(FederationError, match="'eve' is not a party"):
         keys.accept(homes["eve"], path)

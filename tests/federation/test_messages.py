@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dither.errors import FederationError
-from dither.federation import mailbox, messages
+from dither.federation import messages
 from dither.federation.keys import Identity
 from dither.simulation import devices
 
@@ -136,15 +136,15 @@ def test_a_signed_message_of_a_malicious_party_is_refused_or_well_formed(data):
 
 
 def test_a_partys_words_cannot_write_on_the_servers_screen():
-    assert mailbox._plain("no\x1b[2J\nround 1/3  4 parties") == "no [2J round 1/3  4 parties"
-    assert len(mailbox._plain("x" * 10_000)) == 400
+    assert messages._plain("no\x1b[2J\nround 1/3  4 parties") == "no [2J round 1/3  4 parties"
+    assert len(messages._plain("x" * 10_000)) == 400
 
 
 def test_a_hello_must_say_what_is_asked():
     def hello(**fields):
         return read(packed(kind="hello", fields=fields))
 
-    facts = mailbox._facts(hello(records=3, versions={"dither": "1", "other": "x"}, party="cat", event="done"))
+    facts = messages._facts(hello(records=3, versions={"dither": "1", "other": "x"}, party="cat", event="done"))
     assert facts["records"] == 3
     assert facts["versions"]["dither"] == "1"
     assert set(facts) == {"records", "versions"}
@@ -152,4 +152,4 @@ def test_a_hello_must_say_what_is_asked():
     wrong = [{"records": each, "versions": {}} for each in ("3", True, -1, 2**31)]
     wrong += [{"records": 3, "versions": {}, "epsilon": each} for each in ("1", True, 0, -1.0)]
     for fields in (*wrong, {"records": 3}, {}):
-        assert mailbox._facts(hello(**fields)) is None
+        assert messages._facts(hello(**fields)) is None

@@ -145,6 +145,9 @@ def test_a_kit_lets_the_server_run_one_class_and_read_nothing(tmp_path):
     assert {rights["project_admin"][each] for each in ("byoc", "shell_commands", "download_job")} == {"none"}
     client = json.loads((kit / "startup" / "fed_client.json").read_text())
     assert client["client"]["connection_security"] == "mtls"
+    own = json.loads((kit / "local" / "comm_config.json").read_text())  # the port between its own processes
+    assert own["internal"]["resources"] == {"host": "localhost", "connection_security": "mtls"}
+    assert own["allow_adhoc_conns"] is False
     assert not any((tmp_path / "fed" / "parties").rglob("rootCA.key"))
     assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "fed").rglob("*.key"))
 

@@ -73,7 +73,7 @@ def test_what_no_honest_party_sends_excludes_it_and_the_round_goes_on(parties):
     dan = replace(report.federation.parties["dan"], bytes_up=0, bytes_down=0)
     assert dan == PartyTotals(records=100, counted=0, missing=2, refused=1, bytes_up=0, bytes_down=0)
     assert report.federation.most_missing == 1
-    assert any("lacked in a sum" in note for note in report.notes)
+    assert any("missing from a sum" in note for note in report.notes)
     assert any(note.startswith("dan was excluded in round 1: ") for note in report.notes)
 
 

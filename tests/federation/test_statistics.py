@@ -15,7 +15,7 @@ from dither.experiment.evaluation import PrivateScores
 from dither.experiment.private_schema import Wanted
 from dither.experiment.start import plan_project, start_project
 from dither.experiment.statistics import describe
-from dither.federation import keys, mailbox
+from dither.federation import keys, messages
 from dither.federation.agreement import PartyData
 from dither.federation.party import Party
 from dither.federation.server import Coordinator, load_evaluation_data
@@ -41,7 +41,7 @@ ASKED = {
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(mailbox, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(messages, "_LOOK_SECONDS", 0.0)
 
 
 class Clinics:
@@ -185,6 +185,7 @@ def test_terms_from_strangers_are_checked(tmp_path):
         {"sizes": [50, 50]},
         {"run": "../.."},
         {"format": 2},
+        {"spec": {**good.spec.to_dict(), "method": "theirs.py"}},  # which nobody here approved
     ):
         with pytest.raises(Exception, match=r"agreement|epsilon"):
             StatisticsTerms.from_dict({**good.to_dict(), **change})

@@ -108,7 +108,7 @@ def mixing(num_outputs):
         (equinox_net, {"widht": 3}, "unknown key 'model.options.widht'; did you mean 'width'"),
         (lambda depth: None, {}, "needs 'depth'; set model.options.depth"),
         (lambda: 3, {}, "returned int; return a dither.Model"),
-        ("mlp", {}, "model='mlp' is no model"),
+        ("mlp", {}, "model='mlp' is not a model"),
         (Model(lambda key: {}, lambda params, x: x[:, :3]), {}, "no parameters to train"),
         (lambda num_outputs: models.softmax(30, num_outputs + 1), {}, r"scores of shape \(3, 4\).*\(3, 3\)"),
         (models.softmax(30, 3), {"width": 3}, "are for a factory"),

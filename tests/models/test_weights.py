@@ -57,7 +57,7 @@ def test_only_trainable_parameters_are_trained_counted_and_sent(tmp_path):
         ({"dense9/w": (3,)}, [], "holds 'dense9/w', which the model has not; it has dense0/b, dense0/w"),
         ({"dense0/w": (3,)}, [], r"of shape \(3,\); the model's is \(30, 4\)"),
         ({}, ["head*"], r"model.trainable='head\*' fits no parameter; there are dense0/b"),
-        (None, [], "is no safetensors file"),
+        (None, [], "is not a safetensors file"),
     ],
 )
 def test_what_does_not_fit_is_named(tmp_path, arrays, trainable, message):

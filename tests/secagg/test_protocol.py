@@ -432,7 +432,7 @@ def test_a_dishonest_committee_member_is_named(five):
     for who, request in server.unseal().items():
         server.shares(clients[who].unseal(request))
     assert set(server.liars()) == {member}
-    refused(server, f"client {member}: it committed to another seal than the one it shared", server.open)
+    refused(server, f"client {member}: it committed to a seal that is not the one it shared", server.open)
 
 
 def test_the_server_opens_rounds_in_order(five):
@@ -520,7 +520,7 @@ def test_pinned_identities_leave_no_room_for_others():
     clients[1].pins = {**pins, 2: clients[3].signing.public}
     refused(
         clients[1],
-        "client 2 is on the roster with another key than the pinned one",
+        "client 2 is on the roster with a key that is not the pinned one",
         clients[1].confirm,
         server.make_roster(),
     )
@@ -531,7 +531,7 @@ def test_pinned_identities_leave_no_room_for_others():
     guarded, late = strangers((1, 2), Rules())
     guarded.pins = {1: late[1].signing.public}
     guarded.hello(late[1].hello())
-    refused(guarded, "client 2 says hello with another key than the pinned one", guarded.hello, late[2].hello())
+    refused(guarded, "client 2 says hello with a key that is not the pinned one", guarded.hello, late[2].hello())
 
 
 def test_what_a_client_asks_of_a_roster():
@@ -548,7 +548,7 @@ def test_what_a_client_asks_of_a_roster():
     absent = ClientSession(5, federation=server.federation, server=server.signing.public, rules=Rules())
     refused(absent, "client 5 is not on the roster", absent.confirm, message)
     double = ClientSession(2, federation=server.federation, server=server.signing.public, rules=Rules())
-    refused(double, "other keys for client 2 than its own", double.confirm, message)
+    refused(double, "keys for client 2 that are not its own", double.confirm, message)
     foreign = ClientSession(2, federation=bytes(32), server=server.signing.public, rules=Rules())
     refused(foreign, "of another federation", foreign.confirm, message)
 

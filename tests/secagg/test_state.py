@@ -148,7 +148,7 @@ def test_the_same_keys_without_their_state_share_nothing_old():
         signing=old.signing.private, agreement=old.agreement.private,
     )  # fmt: skip
     assert fresh.hello() != old.hello()
-    with pytest.raises(ProtocolAbort, match="other keys for client 0"):
+    with pytest.raises(ProtocolAbort, match="keys for client 0 that are not its own"):
         fresh.confirm(roster)
 
 

@@ -38,7 +38,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 OWN_PROCESS = "own process"  # the context's object where a command has the process to itself
 
 DataDir = Annotated[
-    Path | None, Option("--data-dir", help="Folder with local copies of the data sets (or set $DITHER_DATA).")
+    Path | None, Option("--data-dir", help="Folder with local copies of the data sets (default: $DITHER_DATA).")
 ]
 LedgerFile = Annotated[
     Path | None,
@@ -48,7 +48,7 @@ LedgerFile = Annotated[
 ]
 NewLedger = Annotated[
     bool,
-    Option("--new-ledger", help="Allow a second account for records that another ledger of yours already has."),
+    Option("--new-ledger", help="Allow a second account for records that another of your ledgers already has."),
 ]
 Settings = Annotated[
     list[str] | None,
@@ -57,7 +57,7 @@ Settings = Annotated[
     ),
 ]
 Delta = Annotated[float, Option(help="δ of that ε.")]
-Task = Annotated[str, Option(help="classification, regression, or auto: by the label's values.")]
+Task = Annotated[str, Option(help="classification, regression, or auto (from the label's values).")]
 Classes = Annotated[str, Option(help="Public classes of the label, separated by commas.")]
 Drop = Annotated[list[str] | None, Option(metavar="COLUMN", help="Leave this column out.")]
 Keep = Annotated[list[str] | None, Option(metavar="COLUMN", help="Keep this column, whatever it looks like.")]

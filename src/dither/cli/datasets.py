@@ -61,7 +61,7 @@ def data_describe(
     label: Annotated[str, Option(help="Label column of your own file.")] = "",
     schema: Annotated[str, Option(help="schema.toml of your own file.")] = "",
     partition: Annotated[str, Option(help="iid, one-class, similarity, dirichlet, column or files.")] = "iid",
-    num_clients: Annotated[int, Option("--clients", help="How many clients.")] = 10,
+    num_clients: Annotated[int, Option("--clients", help="Number of clients.")] = 10,
     similarity: Annotated[float, Option(help="Percent of i.i.d. records (partition=similarity).")] = 0.0,
     alpha: Annotated[float, Option(help="Concentration (partition=dirichlet).")] = 0.5,
     column: Annotated[str, Option(help="Column that names the client (partition=column).")] = "",
@@ -141,10 +141,10 @@ def data_schema(
     drop: common.Drop = None,
     keep: common.Keep = None,
     public: Annotated[
-        bool, Option("--public", help="The records are public, and so is what is read from them.")
+        bool, Option("--public", help="Declare the records public, and everything read from them.")
     ] = False,
     private: Annotated[
-        bool, Option("--private", help="Estimate it with noise, at --epsilon: only the header is public.")
+        bool, Option("--private", help="Estimate the schema privately with --epsilon; only the header is public.")
     ] = False,
     epsilon: Annotated[float | None, Option(help="ε of a private schema.")] = None,
     delta: common.Delta = 1e-5,

@@ -26,10 +26,10 @@ app = common.Commands(
 ServerFolder = Annotated[
     Path, Option("--federation", metavar="DIR", help="The server's folder from `dither federation init`.")
 ]
-MadeFolder = Annotated[Path, Argument(metavar="DIR", help="The folder that init made, with its ca.")]
+MadeFolder = Annotated[Path, Argument(metavar="DIR", help="The folder created by `init`, with its ca.")]
 Hosts = Annotated[list[str] | None, Option("--host", help="Name or address under which parties reach the server.")]
 Transport = Annotated[
-    str, Option(help="What carries messages: flower, or nvflare (NVIDIA FLARE, for many parties).")
+    str, Option(help="Transport of the messages: flower, or nvflare (NVIDIA FLARE, for many parties).")
 ]
 Days = Annotated[int, Option(help="Days until the server's certificate expires.")]
 PartyFolder = Annotated[
@@ -42,7 +42,7 @@ def serve(
     what: Annotated[str, Argument(metavar="PRESET | SPEC.toml", help="What to train.")],
     federation: ServerFolder,
     address: Annotated[str, Option(help="Where to listen: HOST:PORT.")] = "127.0.0.1:9440",
-    out: Annotated[Path | None, Option(help="Run folder; one that a server left behind is continued.")] = None,
+    out: Annotated[Path | None, Option(help="Run folder; an unfinished one is continued.")] = None,
     settings: common.Settings = None,
     min_clients: Annotated[
         int | None, Option(help="Smallest number of answers for a round (federation.min_clients).")
@@ -54,7 +54,7 @@ def serve(
     health: Annotated[str, Option(metavar="HOST:PORT", help="Answer GET /health there, in plain HTTP.")] = "",
     data_dir: common.DataDir = None,
 ) -> None:
-    """Run a federation: wait for the parties, make an agreement, train, and leave a run folder."""
+    """Run a federation: wait for the parties, agree, train, and write a run folder."""
     from dither.spec import Spec
 
     host, port = _address(address)
@@ -103,15 +103,15 @@ def join(
     ] = "",
     method: Annotated[
         list[Path] | None,
-        Option(metavar="FILE.py", help="A method's file that the agreement may name. Read it first."),
+        Option(metavar="FILE.py", help="File of a method that the agreement may name. Read it first."),
     ] = None,
     model: Annotated[
         list[Path] | None,
-        Option(metavar="FILE.py", help="A model's file that the agreement may name. Read it first."),
+        Option(metavar="FILE.py", help="File of a model that the agreement may name. Read it first."),
     ] = None,
     epsilon: Annotated[
         float | None,
-        Option(help="The most ε that a run may cost a record here; a run that would cost more is refused."),
+        Option(help="Largest ε that a run may cost a record here; more is refused."),
     ] = None,
     delta: Annotated[float, Option(help="The largest δ at which --epsilon counts.")] = 1e-5,
     test: Annotated[bool, Option("--test", help="Accept noise from a public seed: no protection.")] = False,
@@ -206,9 +206,9 @@ def _approval(digest: str, before: str | None, *, yes: bool, named: str, silent:
 # reason: one parameter an option, as Typer has it
 @app.command("init")
 def init(
-    folder: Annotated[Path, Argument(metavar="DIR", help="Folder to make.")],
+    folder: Annotated[Path, Argument(metavar="DIR", help="Folder to create.")],
     parties: Annotated[
-        str, Option(help="Names of the parties, separated by commas: their keys are made here, too.")
+        str, Option(help="Comma-separated names of parties whose keys are created here, too.")
     ] = "",
     requests: Annotated[
         list[Path] | None,
@@ -263,7 +263,7 @@ def _approve_kit(folder: Path, path: Path) -> None:
     asked = path.with_name(f"{name}.request.zip")
     if not asked.is_file():
         raise ConfigError(f"{str(asked)!r} is missing: {name} makes it with `dither federation request "
-                          f"{name} --transport nvflare`; put it beside {path.name!r}")  # fmt: skip
+                          f"{name} --transport nvflare`; put it next to {path.name!r}")  # fmt: skip
     kits.approve(folder, asked, keys.invitation_file(folder, name).with_name(f"{name}.signed.zip"))
 
 
@@ -292,10 +292,12 @@ def _print_members(folder: Path, keyring: Any) -> None:
 @app.command("request")
 def request(
     name: Annotated[str, Argument(metavar="NAME", help="Your party's name in the federation.")],
-    folder: Annotated[Path | None, Option("--out", metavar="DIR", help="Folder to make (default: NAME).")] = None,
+    folder: Annotated[
+        Path | None, Option("--out", metavar="DIR", help="Folder to create (default: NAME).")
+    ] = None,
     transport: Transport = "flower",
 ) -> None:
-    """Make your party's own keys, and the request that you send to the organiser."""
+    """Create your party's keys and the request to send to the organiser."""
     from dither.federation import keys
 
     folder = folder or Path(name)
@@ -345,7 +347,7 @@ def accept(
 def add(
     folder: MadeFolder, path: Annotated[Path, Argument(metavar="FILE", help="The new party's request.")]
 ) -> None:
-    """Let a party in. Everybody gets a new invitation; runs that have begun are not affected."""
+    """Add a party. Everybody gets a new invitation; runs that have begun are not affected."""
     from dither.federation import keys
 
     keyring = keys.add(folder, keys.read_request(path))
@@ -356,9 +358,9 @@ def add(
 
 @app.command("revoke")
 def revoke(
-    folder: MadeFolder, name: Annotated[str, Argument(metavar="NAME", help="The party to take out.")]
+    folder: MadeFolder, name: Annotated[str, Argument(metavar="NAME", help="The party to remove.")]
 ) -> None:
-    """Take a party out. Copy server/federation.json to the server and start it again: it no longer admits it."""
+    """Remove a party. Copy server/federation.json to the server and restart it: it no longer admits the party."""
     from dither.federation import keys
 
     _print_members(folder, keys.revoke(folder, name))
@@ -368,7 +370,7 @@ def revoke(
 def status(
     folder: Annotated[Path, Argument(metavar="DIR", help="A run folder, or a server's or party's folder.")],
 ) -> None:
-    """Show how a run stands, or who belongs to a federation. Exit code 6 where something is wrong."""
+    """Show the state of a run, or the members of a federation (exit code 6: something is wrong)."""
     from dither.federation import health
 
     facts = health.of_folder(folder)
@@ -411,7 +413,7 @@ def verify(
 
 @app.command("renew")
 def renew(folder: MadeFolder, host: Hosts = None, days: Days = 825) -> None:
-    """Issue a new certificate for the server; parties notice nothing."""
+    """Issue a new certificate for the server; parties need not change anything."""
     from dither.federation import keys
 
     keys.issue(folder, hosts=host or ["localhost"], days=days)
@@ -450,15 +452,13 @@ def check(
 def demo(
     folder: Annotated[
         Path | None,
-        Option(
-            "--out", help="Folder for it (default: runs/federation-demo-TIME); one that was stopped is continued."
-        ),
+        Option("--out", help="Folder (default: runs/federation-demo-TIME); a stopped demonstration is continued."),
     ] = None,
     parties: Annotated[int, Option(min=3, max=64, help="How many institutions.")] = 4,
     transport: Transport = "flower",
     data_dir: common.DataDir = None,
 ) -> None:
-    """A server and its parties on this machine: TLS, authenticated nodes, secure aggregation, CPFed on Adult."""
+    """Run a server and its parties on this machine: TLS, authenticated nodes, secure aggregation, CPFed, Adult."""
     _require(transport)
     from dither.federation import demo
     from dither.federation.local import free_port

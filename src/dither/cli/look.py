@@ -181,7 +181,7 @@ def web(
     folder: Annotated[Path, Argument(metavar="FOLDER", help="Folder with run folders.")] = Path("runs"),
     port: Annotated[int, Option(min=0, max=65535, help="Port; 0 for any free port.")] = 8765,
     host: Annotated[
-        str, Option(help="Address to listen on. Visitors of any but a loopback address need a token.")
+        str, Option(help="Address to listen on. Other than on a loopback address, visitors need a token.")
     ] = "127.0.0.1",
     open_browser: Annotated[bool, Option("--open/--no-open", help="Open the page in a browser.")] = True,
     reports: Annotated[Path, Option(help="Folder with reports of dither reproduce.")] = Path("reproduced"),
@@ -193,7 +193,7 @@ def web(
         bool, Option("--own-data", help="Open the tables that runs name, to compute cohorts and ε by round.")
     ] = False,
 ) -> None:
-    """Look at runs, plans and privacy in a browser. Nothing is sent to any other host."""
+    """Show runs, plans and privacy in a browser. Nothing is sent to any other host."""
     if not folder.is_dir():
         raise SpecError(f"no folder {str(folder)!r}; give the folder of your runs, or make a run with: dither run")
     try:
@@ -291,7 +291,7 @@ class Finding(NamedTuple):
 
 
 def doctor(ledger: common.LedgerFile = None) -> None:
-    """Look at this installation: versions, devices, data, caches, the ledger (exit code 1: something is wrong)."""
+    """Check this installation: versions, devices, data, caches, the ledger (exit code 1: something is wrong)."""
     looks: tuple[Callable[[], list[Finding]], ...] = (_software, _devices, _data, _disk, lambda: _ledger(ledger))
     findings = [finding for look in looks for finding in look()]
     extras = [finding for finding in findings if not finding.fine and finding.what.startswith("extra")]
@@ -351,9 +351,7 @@ def _devices() -> list[Finding]:
 def _data() -> list[Finding]:
     folder = os.environ.get("DITHER_DATA", "")
     if folder and not Path(folder).is_dir():
-        return [
-            Finding("data folder", False, f"DITHER_DATA={folder} is no folder", "unset DITHER_DATA, or create it")
-        ]
+        return [Finding("data folder", False, f"DITHER_DATA={folder} is not a folder", "unset it, or create it")]
     from dither.data.downloads import cache_folder
 
     cache = cache_folder()

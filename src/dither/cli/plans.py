@@ -41,7 +41,7 @@ def plan(
     metric: Annotated[str, Option(help="What to optimise when measuring: accuracy or loss.")] = "accuracy",
     seeds: Annotated[int, Option(min=1, help="Number of seeds for the last candidates.")] = 5,
     quick: Annotated[bool, Option("--quick", help="Use a small grid, for a first impression.")] = False,
-    anyway: Annotated[bool, Option("--anyway", help="Plan even if noise drowns all signal.")] = False,
+    anyway: Annotated[bool, Option("--anyway", help="Plan even if the noise exceeds every signal.")] = False,
     settings: common.Settings = None,
     out: Annotated[Path | None, Option(help="Write the plan to this file, as a spec for dither run.")] = None,
     picture: Annotated[Path | None, Option(help="Draw the plan (.png, .pdf or .svg).")] = None,

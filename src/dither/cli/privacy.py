@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from dither.experiment.report import AttackedRow
 
 budget = common.Commands(
-    help="Show and set privacy budgets: what was spent on which data, and how much may be.", no_args_is_help=True
+    help="Show and set privacy budgets: what was spent on which data, and how much may be spent.",
+    no_args_is_help=True,
 )
 Data = Annotated[str, Argument(metavar="DATA", help="Your own file, or the name of a data set.")]
 Known = Annotated[str, Argument(metavar="KNOWN", help="A data set of the ledger: its id, name or file.")]
@@ -166,21 +167,20 @@ def audit(
     ] = None,
     trials: Annotated[int, Option(help="Trials with the record, and as many without.")] = 10_000,
     confidence: Annotated[float, Option(help="Probability with which each attacked ε holds.")] = 0.95,
-    canaries: Annotated[int, Option(help="Also one run with this many canaries; 0: none.")] = 0,
+    canaries: Annotated[int, Option(min=0, help="Also audit one run with this many canaries.")] = 0,
     rounds: Annotated[
-        int | None, Option(min=1, help="Look at the target's first rounds only (default: all that fit a minute).")
+        int | None,
+        Option(min=1, help="Attack only the target's first rounds (default: as many as fit into a minute)."),
     ] = None,
     settings: common.Settings = None,
     seed: Annotated[int, Option(help="Seed of the trials, or of the first random spec.")] = 0,
-    fuzz: Annotated[
-        int | None, Option(metavar="N", help="Attack N random specs instead of one that is given.")
-    ] = None,
+    fuzz: Annotated[int | None, Option(metavar="N", help="Attack N random specs instead of a given one.")] = None,
     out: Annotated[
         Path | None, Option(help="Folder for audit.json and pictures (default: the run's own).")
     ] = None,
     data_dir: common.DataDir = None,
 ) -> None:
-    """Attack a method, a spec or a run: a lower bound on ε for each adversary, measured on the code that runs.
+    """Attack a method, a spec or a run: a lower bound on ε for each adversary, measured on the running code.
 
     The exit code is 5 if an attacked ε exceeds the proven one: a bug in the method, its noise or the proof.
     """
@@ -416,7 +416,7 @@ def budget_other(
     ledger_file: common.LedgerFile = None,
     yes: Annotated[bool, Option("--yes", help="Declare it without confirmation.")] = False,
 ) -> None:
-    """Declare that a file holds other people's records than a data set with which it shares rows."""
+    """Declare that a file holds different people's records than a data set with which it shares rows."""
     ledger = _ledger(ledger_file)
     dataset, than = _data_id(ledger, data), _known(ledger, known)
     if not yes and not common.output().json and sys.stdin.isatty():

@@ -109,7 +109,7 @@ def _how_to_resume(folder: Path | None) -> str:
 def presets(
     name: Annotated[str | None, Argument(help="Print this preset as TOML.", autocompletion=common.presets)] = None,
 ) -> None:
-    """List the presets, or print one as TOML, as a start for your own spec."""
+    """List the presets, or print one as TOML to start your own spec from."""
     from dither import spec
 
     if name is not None:
@@ -121,7 +121,7 @@ def presets(
     common.print_table(rows, title="Presets", footer=footer)
 
 
-def keys(method: Annotated[str | None, Argument(help="Also list the constants of this method.")] = None) -> None:
+def keys(method: Annotated[str | None, Argument(help="Also list the options of this method.")] = None) -> None:
     """List every key of a spec, with its default and its meaning."""
     from dither import spec
 
@@ -146,7 +146,7 @@ def evaluate(
     ledger: common.LedgerFile = None,
     new_ledger: common.NewLedger = False,
 ) -> None:
-    """Print the scores of a trained run on a file, beside those of a constant. Without --epsilon they are exact:
+    """Score a trained run on a file, next to a constant prediction. Without --epsilon the scores are exact:
     do not publish them."""
     from dither.experiment.metrics import NAMES
     from dither.experiment.report import load
@@ -191,7 +191,7 @@ def evaluate(
 def predict(
     run_folder: Annotated[Path, Argument(metavar="RUN", help="A finished run folder.")],
     data: Annotated[Path, Option("--data", help="Records: CSV, Parquet, npz or a folder.")],
-    out: Annotated[Path, Option("--out", help="CSV to write: the class and its probabilities; - prints it.")],
+    out: Annotated[Path, Option("--out", help="CSV to write, with classes and probabilities; - prints it.")],
     ids: Annotated[
         list[str] | None,
         Option("--id", metavar="COLUMN", help="Copy this column (a record's number, say) into the CSV."),
@@ -243,13 +243,11 @@ def start(
             help="Your own table (CSV, Parquet), several (one for each institution), or a folder of them.",
         ),
     ],
-    label: Annotated[
-        str, Option(metavar="COLUMN", help="Label column (default: by the header; you are asked).")
-    ] = "",
-    epsilon: Annotated[float, Option(help="The one ε that covers everything.")] = 1.0,
-    delta: Annotated[float, Option(help="δ of that ε (default: below one over the records).")] = 0.0,
+    label: Annotated[str, Option(metavar="COLUMN", help="Label column (default: proposed from the header).")] = "",
+    epsilon: Annotated[float, Option(help="The ε that covers everything.")] = 1.0,
+    delta: Annotated[float, Option(help="δ of that ε (default: by the record count).", show_default=False)] = 0.0,
     split: Annotated[
-        str, Option(help="Percent of the budget (μ²) for schema, training and evaluation.")
+        str, Option(help="Percentages of the budget (μ²) for schema, training and evaluation.")
     ] = "5,85,10",
     task: common.Task = "auto",
     classes: common.Classes = "",
@@ -259,7 +257,7 @@ def start(
     out: Annotated[Path | None, Option(help="Folder to create (default: runs/start-TIME).")] = None,
     ledger: common.LedgerFile = None,
     new_ledger: common.NewLedger = False,
-    yes: Annotated[bool, Option("--yes", help="Ask nothing.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Go from raw tables to an evaluated private model, with one ε for schema, training and evaluation."""
     from dither.experiment import start as project
@@ -327,7 +325,7 @@ def sweep(
         Option(
             "--vary",
             metavar="KEY=VALUES",
-            help="Values of a key: privacy.epsilon=0.1,1 or seed=0:5 (0 to 4). Repeat it for more keys.",
+            help="Values of a key: privacy.epsilon=0.1,1 or seed=0:5 (0 to 4). May be repeated.",
         ),
     ] = None,
     settings: common.Settings = None,
@@ -335,7 +333,7 @@ def sweep(
         Path | None, Option(help="Folder to create or to continue (default: sweeps/METHOD-DATA-TIME).")
     ] = None,
     max_memory: Annotated[
-        str | None, Option(metavar="BYTES", help="Memory limit for runs that train side by side, e.g. 4GB.")
+        str | None, Option(metavar="BYTES", help="Memory limit for runs that train in parallel, e.g. 4GB.")
     ] = None,
     data_dir: common.DataDir = None,
     ledger: common.LedgerFile = None,

@@ -58,7 +58,9 @@ def read_table(path: StrPath) -> pd.DataFrame:
     path = existing_file(path)
     suffix = path.suffix.lower()
     if suffix not in TABLE_SUFFIXES:
-        raise DataError(f"{path.name!r}: suffix {suffix!r} is not supported; give a .csv, .parquet or .npz file")
+        raise DataError(
+            f"{path.name!r}: suffix {suffix!r} is not supported; give .csv (any delimiter), .parquet or .npz"
+        )
     if path.stat().st_size == 0:
         raise DataError(f"{path.name!r} is empty; it needs a header and at least one row")
     try:

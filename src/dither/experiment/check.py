@@ -123,7 +123,7 @@ def check(what: Any, values: Mapping[str, Any] | None = None) -> Check:
     gaps = [] if training.exact_noise else [FLOAT_NOISE]
     if training.randomness != "secure":
         known = "a seeded generator" if training.randomness else "where the random numbers come from is not stated"
-        gaps.append(f"{known}: whoever can repeat the noise can subtract it")
+        gaps.append(f"{known}: anyone who can repeat the noise can subtract it")
         missing.setdefault(
             "randomness", "draw the noise from a cryptographic generator and say randomness = 'secure'"
         )
@@ -193,7 +193,7 @@ def _described(what: Any) -> dict[str, Any]:
         return _event(ast.parse(text.strip(), mode="eval").body)
     except (json.JSONDecodeError, tomllib.TOMLDecodeError, SyntaxError) as error:
         first = str(error).splitlines()[0]
-        raise SpecError(f"{str(path)!r} is no description (.toml, .json or an event's text): {first}") from None
+        raise SpecError(f"{str(path)!r} is not a description (.toml, .json or an event's text): {first}") from None
 
 
 def _opacus(state: Any, path: Path) -> dict[str, Any]:
@@ -241,7 +241,7 @@ def _event_steps(node: ast.expr, sampling: dict[str, Any]) -> list[dict[str, Any
             records, batch = (ast.literal_eval(given[key]) for key in ("source_dataset_size", "sample_size"))
             return _event_steps(given["event"], {"sampling": "fixed", "records": records, "batch_size": batch})
     except (KeyError, ValueError):
-        raise SpecError(f"{ast.unparse(node)[:60]!r} lacks a number that {name} needs") from None
+        raise SpecError(f"{ast.unparse(node)[:60]!r} is missing a number that {name} needs") from None
     where = " inside another sampled one" if sampling else ""
     raise NoProof(f"there is no recipe for {name}{where}: describe the training in TOML (docs/check.md)")
 

@@ -363,7 +363,7 @@ def _require_model(received: object) -> None:
     weights = received.get("weights", "") if isinstance(received, dict) else ""
     good = good and (weights == "" or code.is_approved(weights))
     name = name if weights == "" else f"{name} with {weights}"
-    require(good, f"names model {name!r}, which is not one of Dither's; approve a file of yours with --model FILE")
+    require(good, f"names model {name!r}, which is not one of Dither's; approve your own file with --model FILE")
 
 
 def check_json(received: object) -> None:
@@ -392,7 +392,7 @@ def _read_field(value: Any, key: str, kind: Any) -> Any:
     """A field of an agreement, if what was received for it has the type that the agreement declares."""
     if kind is Spec:
         require(type(value) is dict, f"has a {key} that is not a table")
-        name, advice = value.get("method"), "approve a file of yours with --method FILE"
+        name, advice = value.get("method"), "approve your own file with --method FILE"
         require(method_available(name), f"names method {name!r}, which is not one of Dither's; {advice}")
         _require_model(value.get("model"))
         return Spec.from_any(value)
@@ -480,7 +480,7 @@ def federated_spec(spec: Spec, num_clients: int, name: str) -> Spec:
     if spec.federation.dropout:
         raise SpecError("federation.dropout is for simulations: in a federation clients are lost by themselves")
     if math.isinf(spec.privacy.epsilon):
-        raise SpecError("privacy.epsilon=inf is no number to agree on; for no noise set privacy.noise='none'")
+        raise SpecError("privacy.epsilon=inf cannot be agreed on; for no noise set privacy.noise='none'")
     if spec.method.endswith(".py"):  # its content is what parties approve, not a path of the server's machine
         method_options = {f"method_options.{key}": value for key, value in spec.method_options.items()}
         spec = spec.with_values({"method": code.approve(spec.method), **method_options})

@@ -42,7 +42,7 @@ from dither.experiment.folder import read_checked, write_bytes, write_checked, w
 from dither.secagg.primitives import SigningKey
 
 FORMAT = 1
-_ADVICE = "get the folder again from whoever made the federation"
+_ADVICE = "get the folder again from the organiser of the federation"
 _T = TypeVar("_T")
 CA_DAYS = 3650
 SERVER_DAYS = 825
@@ -79,7 +79,7 @@ class Keyring:
             if party.name == name:
                 return party
         names = ", ".join(party.name for party in self.parties)
-        raise FederationError(f"{name!r} is no party of this federation; known: {names}")
+        raise FederationError(f"{name!r} is not a party of this federation; known: {names}")
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -318,15 +318,15 @@ def accept(folder: Path, invitation: Path) -> tuple[Keyring, Keyring | None]:
         raise DamagedFile(f"{str(invitation)!r} is not an invitation; {advice}") from None
     name = party_name(folder)
     if keyring.party(name).identity != Identity.load(folder).public:
-        raise FederationError(f"{str(invitation)!r} lists another key for {name!r} than identity.key")
+        raise FederationError(f"{str(invitation)!r} lists a key for {name!r} that is not identity.key")
     before = Keyring.load(folder) if (folder / "federation.json").is_file() else None
     if before is not None:
         if (folder / "ca.pem").read_text(encoding="ascii") != saved["ca"]:
             raise FederationError(
-                f"{str(invitation)!r} comes from another CA than this folder's; use a new folder"
+                f"{str(invitation)!r} comes from a different CA than this folder's; use a new folder"
             )
         if before.id != keyring.id or before.server != keyring.server:
-            raise FederationError(f"{str(invitation)!r} belongs to another federation than this folder")
+            raise FederationError(f"{str(invitation)!r} belongs to a different federation than this folder")
         if keyring.serial < before.serial:  # it would bring back who was revoked
             raise FederationError(f"{str(invitation)!r} is older than the list of members in this folder")
         changed = [each.name for each in before.parties if each not in keyring.parties]

@@ -47,12 +47,12 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
-def stop(process: subprocess.Popen[bytes], seconds: float = 8.0) -> None:
+def stop(process: subprocess.Popen[bytes]) -> None:
     """End a process and its group."""
     with suppress(ProcessLookupError):
         process.terminate()
     with suppress(subprocess.TimeoutExpired):
-        process.wait(seconds)
+        process.wait(8.0)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

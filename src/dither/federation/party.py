@@ -170,7 +170,7 @@ class Party:
         if message.kind == "finish":
             rounds, accuracy = message.field("rounds", int), message.fields.get("accuracy")
             if not isinstance(accuracy, int | float | None):
-                raise FederationError("a run that ends with an accuracy that is no number")
+                raise FederationError("a run that ends with an accuracy that is not a number")
             self.outcome = {"rounds": rounds, "accuracy": accuracy}
             return "bye", {"releases": run.releases.statement()}, {}
         raise FederationError(f"a message of unknown kind {message.kind!r}")
@@ -242,7 +242,7 @@ class Party:
         if terms is None:
             raise FederationError(f"run {name[:8]!r} is unknown here: its agreement was not accepted")
         if approved_digest(self.folder, terms.purpose) != terms.digest:
-            raise FederationError(f"run {name[:8]} has another agreement than the one the owner approved")
+            raise FederationError(f"run {name[:8]} has an agreement that the owner did not approve")
         self._check_noise(terms)
         records = terms.encode(self.source) if isinstance(terms, Agreement) else None
         if records is not None and len(records[1]) != terms.sizes[terms.number(self.name)]:

@@ -27,7 +27,7 @@ from dither.errors import FederationError, ProtocolAbort, SpecError
 from dither.experiment import build, plots, train
 from dither.experiment.metrics import Labelled, judge
 from dither.experiment.report import Exclusion, FederationTotals, PartyTotals, Report
-from dither.federation import engines, keys, mailbox, state
+from dither.federation import engines, keys, messages, state
 from dither.federation.agreement import (
     Agreement,
     Terms,
@@ -38,8 +38,7 @@ from dither.federation.agreement import (
     least_clients,
     secagg_rules,
 )
-from dither.federation.mailbox import Mailbox, Question, Take, Transport
-from dither.federation.messages import SignedMessage
+from dither.federation.messages import Mailbox, Question, SignedMessage, Take, Transport
 from dither.federation.party import session_id
 from dither.federation.state import Journal
 from dither.secagg import encoding
@@ -71,17 +70,13 @@ class EvaluationData(NamedTuple):
         return cls(schema, schema.label.classes, (), x, y, schema.name or "own data")
 
 
-def load_evaluation_data(spec: Spec, *, data_dir: str | Path | None = None) -> EvaluationData:
+def load_evaluation_data(spec: Spec) -> EvaluationData:
     """From a spec: the catalogue's test records, or those of data.test_path; data.schema says how to encode
     them."""
     d = spec.data
     if not d.path and not d.schema and not spec.privacy.project_epsilon:
-        dataset = build.load_data(
-            spec.with_values({"data.split": "given", "data.partition": "iid"}), data_dir=data_dir
-        )
-        return EvaluationData(
-            dataset.schema, dataset.classes, dataset.image_shape, dataset.x_test, dataset.y_test, d.name
-        )
+        found = build.load_data(spec.with_values({"data.split": "given", "data.partition": "iid"}))
+        return EvaluationData(found.schema, found.classes, found.image_shape, found.x_test, found.y_test, d.name)
     if spec.privacy.project_epsilon and not d.schema:  # parties estimate it, privately
         return EvaluationData(None, (), (), np.zeros((0, 1), np.float32), np.zeros(0, np.int32), "own data")
     if not d.schema:
@@ -294,14 +289,14 @@ class Coordinator:
             other = [f"{n} runs Dither {its}" for n, its in sorted(self._other_versions().items()) if n in heard]
             if len(names) - len(other) < least:
                 raise FederationError(f"{', '.join(other)}, the server {__version__}: a run needs one version")
-            enough = len(heard) - len(other) >= least and time.monotonic() - seen > mailbox.GRACE_SECONDS
+            enough = len(heard) - len(other) >= least and time.monotonic() - seen > messages.GRACE_SECONDS
             if enough or len(heard) == len(names):
                 break
             if time.monotonic() > until:
                 away = sorted(set(names) - heard)
                 raise FederationError(
-                    f"{', '.join(away)} did not come within {self._wait:.0f} s; start again later, or leave them "
-                    f"out: {' '.join(f'--without {name}' for name in away)}"
+                    f"{', '.join(away)} did not connect within {self._wait:.0f} s; start again later, or leave "
+                    f"them out: {' '.join(f'--without {name}' for name in away)}"
                 )
             self._waiting("join", set(names) - heard)
             self.mailbox.transport.pause()
@@ -526,9 +521,7 @@ class Coordinator:
         if not session.ready:
             more, refusing = self._ask_for_shares(index, "release", session.disputes(), session.released)
             silent |= more
-            liars = {
-                client: f"it does not release shares that are no use: {why}" for client, why in refusing.items()
-            }
+            liars = {client: f"it does not release useless shares: {why}" for client, why in refusing.items()}
         liars |= session.liars()
         for client in sorted(liars):
             if names[client] not in self._out:
@@ -626,41 +619,19 @@ class Coordinator:
         void = [str(line["round"] + 1) for line in lines if not line["counted"]]
         most_missing = self.agreement.may_lack if void else int(np.asarray(state.missing)[0])
         report = train.report_of(completed, folder, rows, np.asarray(state.participation)[0], most_missing)
-        excluded = {name: Exclusion(**entry) for name, entry in self.journal.excluded().items()}
-        totals = FederationTotals(
-            id=self.keyring.id[:16],
-            terms=self.agreement.digest,
-            parties={
-                name: PartyTotals(
-                    records=size,
-                    counted=sum(name in line["counted"] for line in lines),
-                    missing=sum(name in line["missing"] for line in lines),
-                    refused=sum(name in line["refused"] for line in lines),
-                    bytes_up=self.mailbox.bytes_up.get(name, 0),
-                    bytes_down=self.mailbox.bytes_down.get(name, 0),
-                )
-                for name, size in zip(self.agreement.names, self.agreement.sizes, strict=True)
-            },
-            excluded=excluded,
-            aggregation=self.agreement.spec.aggregation,
-            colluders=self.agreement.spec.colluders,
-            most_missing=most_missing,
-            void_rounds=int(np.asarray(state.void)[0]),
-            seconds_a_round=float(np.median([line["seconds"] for line in lines])) if lines else 0.0,
-        )
-        report = replace(report, federation=totals)
+        report = replace(report, federation=self._totals(lines, most_missing))
+        notes = []
         if most_missing:
-            report = report.with_notes(
-                f"at most {most_missing} parties lacked in a sum: the proven ε of sums counts on none of them"
-            )
-        report = report.with_notes(
-            *(f"{name} was excluded in round {entry.round + 1}: {entry.why}" for name, entry in excluded.items())
-        )
+            noise = "the proven ε of sums does not count on their noise"
+            notes.append(f"at most {most_missing} parties were missing from a sum: {noise}")
+        for name, entry in self.journal.excluded().items():
+            notes.append(f"{name} was excluded in round {entry['round'] + 1}: {entry['why']}")
         if void:
-            report = report.with_notes(
+            notes.append(
                 f"without effect: round {', '.join(void)} (the server ended while that sum was being opened, a "
                 "seal was false, or too few parties were left); what parties were charged for it stays charged"
             )
+        report = report.with_notes(*notes)
         params = self.engine.params()
         folder.save_model({**self.experiment.model.frozen, **train.named_leaves(params)})
         if self.engine.scored:
@@ -674,6 +645,28 @@ class Coordinator:
         self._say_goodbye({"rounds": len(lines), "accuracy": rows[-1].get("test_accuracy")})
         self._event("done", {"folder": str(folder.path)})
         return report
+
+    def _totals(self, lines: list[dict[str, Any]], most_missing: int) -> FederationTotals:
+        """What the report says of the parties."""
+
+        def party(name: str, size: int) -> PartyTotals:
+            counts = {key: sum(name in line[key] for line in lines) for key in ("counted", "missing", "refused")}
+            up, down = (each.get(name, 0) for each in (self.mailbox.bytes_up, self.mailbox.bytes_down))
+            return PartyTotals(records=size, **counts, bytes_up=up, bytes_down=down)
+
+        agreement = self.agreement
+        sizes = zip(agreement.names, agreement.sizes, strict=True)
+        return FederationTotals(
+            id=self.keyring.id[:16],
+            terms=agreement.digest,
+            parties={name: party(name, size) for name, size in sizes},
+            excluded={name: Exclusion(**entry) for name, entry in self.journal.excluded().items()},
+            aggregation=agreement.spec.aggregation,
+            colluders=agreement.spec.colluders,
+            most_missing=most_missing,
+            void_rounds=int(np.asarray(self.engine.state.void)[0]),
+            seconds_a_round=float(np.median([line["seconds"] for line in lines])) if lines else 0.0,
+        )
 
     def _say_goodbye(self, outcome: dict[str, Any]) -> None:
         """Tell the parties how the run ended, and keep what they say of their releases."""

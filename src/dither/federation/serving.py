@@ -62,7 +62,7 @@ def serve(
     names = [party.name for party in keyring.parties]
     for name in without:
         if name not in names:
-            raise ConfigError(f"--without {name!r} is no party of this federation{did_you_mean(name, names)}")
+            raise ConfigError(f"--without {name!r} is not a party of this federation{did_you_mean(name, names)}")
     ends = keys.expiry(keys_folder / "server.pem")
     if ends < datetime.now(UTC):
         raise FederationError(
@@ -137,7 +137,7 @@ def _ask(run_folder: Path, spec: Spec) -> None:
             raise RunExists(f"{str(run_folder)!r} holds a run of another spec; give another --out")
         return
     if any(path.name != "serve.lock" for path in run_folder.iterdir()):
-        raise RunExists(f"{str(run_folder)!r} already exists and is no run of a federation; give another --out")
+        raise RunExists(f"{str(run_folder)!r} already exists and is not a run of a federation; give another --out")
     write_text(asked, spec.to_toml())
 
 
@@ -245,7 +245,7 @@ def _exists(process: int) -> bool:
 
 def coordinate(transport: Any, config: Mapping[str, Any], after_round: Callable[[], None] = lambda: None) -> None:
     """The coordinator, inside the transport. `after_round` may raise `TransportRestart`."""
-    from dither.federation import mailbox, server
+    from dither.federation import messages, server
     from dither.federation.state import Journal
 
     if not config.get("keys") or not config.get("run"):
@@ -279,7 +279,7 @@ def coordinate(transport: Any, config: Mapping[str, Any], after_round: Callable[
         except DitherError as error:
             coordinator.tell_failure(str(error))
             raise
-    except mailbox.TransportRestart as error:
+    except messages.TransportRestart as error:
         journal.progress("failed", error=str(error), exit_code=1, final=False)
     except DitherError as error:
         journal.progress("failed", error=str(error), exit_code=error.exit_code)

@@ -141,7 +141,7 @@ class PartyStatistics:
 
     def _whole_table(self) -> pd.DataFrame:
         if self._source.table is None:
-            raise FederationError(f"{self._source.name!r} holds arrays; statistics are of tables")
+            raise FederationError(f"{self._source.name!r} holds arrays; statistics need a table")
         return self._source.table
 
     def answer(self, message: SignedMessage) -> tuple[list[list[str]] | None, np.ndarray]:

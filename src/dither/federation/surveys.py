@@ -160,7 +160,7 @@ class StatisticsCoordinator(Coordinator):
                     for names in listed
                 )
                 if not good:
-                    raise FederationError("it lists names that nobody asked for")
+                    raise FederationError("it lists names that were not asked for")
                 answers[name] = listed
 
             fields = {"run": self.agreement.run, "round": index, "question": question.to_dict()}

@@ -56,7 +56,7 @@ def adapted(source: Any, shape: Shape, options: Mapping[str, Any]) -> Model:
         make = _factory(source, shape, options)
     else:
         raise SpecError(
-            f"model={source!r:.60} is no model; give a dither.Model, an Equinox, Flax or PyTorch module, or a "
+            f"model={source!r:.60} is not a model; give a dither.Model, an Equinox, Flax or PyTorch module, or a "
             "function that returns one"
         )
     first = make(jax.random.key(0))
@@ -347,7 +347,7 @@ def _safetensors(file: str, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, n
     try:
         arrays = numpy.load(code.file_content(file))
     except (SafetensorError, ValueError, KeyError) as error:
-        raise SpecError(f"model.weights={file!r} is no safetensors file: {error}") from None
+        raise SpecError(f"model.weights={file!r} is not a safetensors file: {error}") from None
     for name, value in arrays.items():
         if name not in sizes:
             raise SpecError(f"{file!r} holds {name!r}, which the model has not; it has {', '.join(sizes)}")

@@ -94,11 +94,11 @@ class ClientSession(Session):
             raise ProtocolAbort(f"the roster's rules {roster.rules} are not those agreed on, {self.rules}")
         shown = roster.member(self.who)
         if shown.keys != self._keys:
-            raise ProtocolAbort(f"the roster shows other keys for client {self.who} than its own")
+            raise ProtocolAbort(f"the roster shows keys for client {self.who} that are not its own")
         if self.pins is not None:
             for who, public in self.pins.items():
                 if roster.member(who).signing != public:
-                    raise ProtocolAbort(f"client {who} is on the roster with another key than the pinned one")
+                    raise ProtocolAbort(f"client {who} is on the roster with a key that is not the pinned one")
             others = set(roster.members) - set(self.pins)
             if others:
                 raise ProtocolAbort(f"client {min(others)} is on the roster, but not pinned")

@@ -79,7 +79,7 @@ class ServerSession(Session):
             raise ProtocolAbort(f"{received.name}: the roster is closed")
         member = Member.from_hello(received)
         if self.pins is not None and self.pins.get(member.id) != member.signing:
-            raise ProtocolAbort(f"client {member.id} says hello with another key than the pinned one")
+            raise ProtocolAbort(f"client {member.id} says hello with a key that is not the pinned one")
         if self._members.get(member.id, member) != member:
             raise ProtocolAbort(f"client {member.id} is enrolled with other keys")
         for other in self._members.values():
@@ -275,9 +275,9 @@ class ServerSession(Session):
             without = len(open_.answers.keys() - seal.shares)
             if len(seal.shares) >= open_.cohort.threshold:
                 if not self._seed(open_, maker):
-                    liars[maker] = "it committed to another seal than the one it shared"
+                    liars[maker] = "it committed to a seal that is not the one it shared"
             elif without and (seal.released or without > self.rules.colluders):
-                liars[maker] = f"it made a seal that cannot be opened: {without} shares are no use"
+                liars[maker] = f"it made a seal that cannot be opened: {without} of its shares are useless"
         return liars
 
     def open(self) -> np.ndarray:

@@ -98,7 +98,7 @@ PHASES = {
         "before",
         lambda s, kind, *_: -1 if kind == "confirmed" else None,
     ),
-    "server: announce": ("dither.federation.mailbox", "Mailbox.ask", "before", _of_kind("round")),
+    "server: announce": ("dither.federation.messages", "Mailbox.ask", "before", _of_kind("round")),
     "server: collecting": (
         _SESSION,
         "ServerSession.upload",

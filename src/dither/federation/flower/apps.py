@@ -24,7 +24,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.03, 0.3  # seconds between two looks: right aft
 
 
 class GridTransport:
-    """Implements `dither.federation.mailbox.Transport`."""
+    """Implements `dither.federation.messages.Transport`."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid, self._answers, self._pause = grid, Answers(grid), _FIRST_PAUSE

@@ -168,7 +168,7 @@ class _Connection:
                     answer = self._call(self._client.ActivateNode, request)
                 except _RequestRejected:
                     raise FederationError(
-                        f"{self._server.address} does not admit this node: {self._server.key.name} is no "
+                        f"{self._server.address} does not admit this node: {self._server.key.name} is not a "
                         "registered key of this federation, or another process with this key is connected"
                     ) from None
             self._node = Node(node_id=answer.node_id)
@@ -292,7 +292,9 @@ class _Connection:
                 "federation's CA, name this address and be in force (dither federation renew)"
             ) from None
         if "WRONG_VERSION_NUMBER" in text:
-            raise FederationError(f"{self._server.address} does not speak TLS; it is no server of this federation")
+            raise FederationError(
+                f"{self._server.address} does not speak TLS; it is not a server of this federation"
+            )
 
 
 # Registered keys and signed requests

@@ -122,7 +122,7 @@ def _program(name: str) -> list[str]:
         return [str(path)]
     elsewhere = shutil.which(name)
     if elsewhere is None:
-        raise FederationError(f"{name} is not installed beside {sys.executable}")
+        raise FederationError(f"{name} is not installed next to {sys.executable}")
     return [elsewhere]
 
 

@@ -33,7 +33,7 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable, make_reply
 
 from dither.federation.local import answers_at, hand_over
-from dither.federation.mailbox import TransportRestart
+from dither.federation.messages import TransportRestart
 from dither.federation.nvflare import CONNECTED, KIT, SOCKET
 
 _TASK = "take_part"
@@ -51,7 +51,7 @@ _WAITING = 16  # questions that a site holds: the coordinator asks one after the
 
 
 class AuxTransport:
-    """Implements `dither.federation.mailbox.Transport`."""
+    """Implements `dither.federation.messages.Transport`."""
 
     def __init__(self, engine: Any, context: Any, connected: Path | None = None) -> None:
         self._engine, self._context, self._connected = engine, context, connected

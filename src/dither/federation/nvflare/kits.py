@@ -95,6 +95,9 @@ def _protect_site(kit: Path) -> None:
     resources["allow_log_streaming"] = False
     resources["components"] = [each for each in resources["components"] if each["id"] != "site_log_streamer"]
     _protect(kit, resources, EXECUTOR)
+    # Client and job process meet at a port of this machine: nobody else on it may join them.
+    own = {"scheme": "tcp", "resources": {"host": "localhost", "connection_security": "mtls"}}
+    write(kit / "local" / "comm_config.json", {"allow_adhoc_conns": False, "internal": own})
 
 
 def _protect_server(kit: Path) -> None:
