@@ -32,6 +32,7 @@ from dither.auditing.counts import check_counts
 from dither.auditing.neighbours import CANARY_NORM, certain_start
 from dither.auditing.trials import CodeUnderAudit, float32
 from dither.data import ClientPartition, Dataset
+from dither.data import transform as transformed
 from dither.errors import NoProof, SpecError
 from dither.experiment.build import Experiment, assemble
 from dither.methods import local
@@ -139,6 +140,8 @@ def draw(rng: np.random.Generator) -> Drawn:
         sampling = "full"
     fastest = (8 if model == "logistic" else 4) / (FEATURES + 1)  # faster steps may expand (R6')
     clip_norm, batch_size = one(0.3, 1.0, 1.6, 2.2), one(1, 4, 12) if sampling != "full" else 12
+    if (method, view, clip_norm) == ("secure-fedavg", "upload", 0.3):
+        method, sampling = "nbafl", "full"
     values = {
         "method": method,
         "data.name": "digits",  # its place is taken by records of the same kind
@@ -204,8 +207,16 @@ def draw(rng: np.random.Generator) -> Drawn:
         shares = [(1.0, 0.5, 0.25)[(client + number // 3) % 3] for client in range(clients)]
         values["privacy.epsilons"] = tuple(values["privacy.epsilon"] * share for share in shares)
     adapts = values["local_steps"] == 1 and values["privacy.clip"] == "example" and method in _AVERAGING
-    if adapts and round(1000 * values["client_lr"]) % 3 == 0:
+    if adapts and round(1000 * values["client_lr"]) % 3 != 1:
         values["privacy.clip_quantile"] = 0.5
+    elif method in _ADDING and number % 5 == 4:  # what a server makes of a sum is nobody's release
+        values |= {"server_optimizer": "momentum" if number % 2 else "adam", "server_average": 0.5}
+    if classes and number % 5 == 3:  # the loss of one class is twice as steep: half as fast
+        values |= {"model.class_weight": (2.0, 0.5, 1.0)[:classes], "client_lr": values["client_lr"] / 2}
+    elif values["model.name"] == "logistic" and number % 5 == 2 and not values["lr_decay"]:
+        # Records of norm 1: steps may be faster, and shorter gradients reach the clip.
+        values |= {"data.transform": "unit", "privacy.clip_norm": 0.6}
+        values["client_lr"] *= (FEATURES + 1) / 2
     ex_ante = view == "upload" and sampling == "full" and not everyone
     return Drawn(
         values,
@@ -266,16 +277,17 @@ def _attacked_client(plan: PrivacyPlan) -> int:
 # Records
 
 
-def _target_records(norm: float) -> dict[str, tuple[np.ndarray, int]]:
+def _target_records(norm: float, transform: str) -> dict[str, tuple[np.ndarray, int]]:
     """What may stand in the target's first place: features and label. A label below 0 is a blank."""
     unit = np.ones(FEATURES) / math.sqrt(FEATURES)
     signs = np.where(np.arange(FEATURES) % 2, -1.0, 1.0)
+    largest = transformed(np.ones((1, FEATURES), np.float32), transform)[0].astype(float)
     records = {
         "blank": (0 * unit, -1),
         "silent": (0 * unit, 0),
-        "largest": (np.ones(FEATURES), 1),  # of the public bound on norms, which proofs for sums rest on
-        "largest, opposite": (-np.ones(FEATURES), 1),
-        "largest, flipped": (np.ones(FEATURES), 0),
+        "largest": (largest, 1),  # of the public bound on norms, which proofs for sums rest on
+        "largest, opposite": (-largest, 1),
+        "largest, flipped": (largest, 0),
         "canary": (norm * unit, 1),
         "canary, opposite": (-norm * unit, 1),
         "far": (1e5 * unit, 1),
@@ -309,7 +321,7 @@ class _Attack:
         # Where the mean is clipped as a whole, the others oppose the canary, which outweighs them all.
         self.opposing = plan.clip == "batch" and not self.sampled and self.linear
         heavier = 2 * int(self.sizes.max()) if self.opposing else 1
-        self.records = _target_records(CANARY_NORM * heavier)
+        self.records = _target_records(CANARY_NORM * heavier, experiment.spec.data.transform)
         self.names = list(self.records)
         self.numbers = plan.round_numbers or tuple(range(len(plan.cohorts)))
         self.target = _attacked_client(plan)
@@ -527,7 +539,8 @@ class _Attack:
     def _sums(self, view: str) -> dict[str, float]:
         """The sum of the cohort's uploads, the broadcasts that it makes, or the model that all of them make."""
         if view == "final" and len(self.rounds) > 1:
-            adds = self.experiment.spec.method in _ADDING and not self.plan.clip_quantile
+            spec = self.experiment.spec
+            adds = spec.method in _ADDING and not self.plan.clip_quantile and spec.server_optimizer == "sgd"
             if self.plan.round_numbers or not adds or self.pair.start != 1:
                 return {}
             moved = math.fsum(shift for shift, _, _ in self.rounds)
@@ -550,7 +563,7 @@ class _Attack:
         worlds = self.run(2, record=at, start=1)
         whole = np.linalg.norm(worlds[0] - worlds[1])
         if plan.adjacency != "zero-out":  # the bias keeps the two from being quite opposite
-            whole *= math.sqrt((FEATURES + 1) / FEATURES)
+            whole *= math.sqrt(1 + 1 / np.sum(self.records["largest"][0] ** 2))
         squares = []
         for number, (shift, own, others) in zip(self.numbers, self.rounds, strict=True):
             if not shift:

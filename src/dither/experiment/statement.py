@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,8 @@ _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a;"
     "background:#fff}table{border-collapse:collapse;margin:1rem 0}td,th{padding:.3rem .8rem .3rem 0;"
     "border-bottom:1px solid #ddd;vertical-align:top}h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem}"
-    "caption{display:none}"
+    "caption{display:none}ul{margin:.3rem 0}"
+    "@media(prefers-color-scheme:dark){body{color:#e6e6e6;background:#16191c}td,th{border-color:#444}}"
 )
 
 
@@ -90,7 +92,7 @@ class Statement:
         parts = [f"<h1>{title}</h1>"]
         for section in self.sections:
             parts.append(f"<h2>{html.escape(section.question)}</h2>")
-            parts += [f"<p>{html.escape(sentence)}</p>" for sentence in section.answer]
+            parts += [_html(sentence) for sentence in section.answer]
             if section.table:
                 parts.append(html_table(section.question, section.table[0], section.table[1:]))
         head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
@@ -156,6 +158,12 @@ class Statement:
         return path
 
 
+def _html(sentence: str) -> str:
+    """A paragraph, or an item of a list; what stands in backticks is code."""
+    text = re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(sentence))
+    return f"<ul><li>{text[2:]}</li></ul>" if text.startswith("- ") else f"<p>{text}</p>"
+
+
 def statement(run: Report | str | Path, *, party: str = "", ledger: str | Path | None = None) -> Statement:
     """The statement of a finished run; `party` names one institution of a federation."""
     report = run if isinstance(run, Report) else load(run)
@@ -188,8 +196,8 @@ def _in_short(report: Report, row: ProvenRow) -> Section:
     else:
         odds = 100 * guesses_right(row.value, row.delta)
         answer = [
-            f"Suppose {ADVERSARIES[row.view]} guesses about one {unit}: {_GUESSES[row.adjacency]} With even odds "
-            f"beforehand the guess is right in at most {odds:.3g}% of cases (50% is chance). "
+            f"Suppose {ADVERSARIES[row.view]} guesses about one {unit}: {_GUESSES[row.adjacency]} If both answers "
+            f"are equally likely beforehand, the guess is right in at most {odds:.3g}% of cases (50% is chance). "
             f"This is differential privacy with ε = {epsilon_text(row.value)} and δ = {row.delta:g} "
             f"({'assumed, not proven' if row.assumed else 'proven'})."
         ]
@@ -215,7 +223,7 @@ def _protected(report: Report, row: ProvenRow, party: str) -> Section:
         if party and party not in parties:
             raise SpecError(f"party={party!r} is not in this run; its parties are {', '.join(sorted(parties))}")
         named = [party] if party else sorted(parties)
-        answer.append("The guarantee is for the most exposed institution, and so holds for every one of them.")
+        answer.append("The guarantee is for the most exposed institution, so it holds for all of them.")
         head = ("institution", "records", "rounds that counted", "rounds missed")
         rows = [
             (name, f"{parties[name].records:,}", str(parties[name].counted), str(parties[name].missing))
@@ -247,7 +255,7 @@ def _adversaries(report: Report) -> Section:
         trust = "The server adds the noise: it sees the uploads without it, and must be trusted with them."
     else:
         trust = "No noise protects these records against anyone."
-    known = "The adversary may know everything else, all other records included."
+    known = "The adversary may know everything else, including all other records."
     return Section("Against whom?", (trust, known), (head, *table))
 
 
@@ -273,7 +281,7 @@ def _strength(row: ProvenRow) -> Section:
     if not math.isfinite(row.value):
         return Section("How strong is it?", ("Nothing is proven: an attacker may be certain.",))
     chance = f"1 in {1 / row.delta:,.0f}" if row.delta else "0"
-    head = ("an attack that wrongly accuses", "rightly finds at most")
+    head = ("false-positive rate of an attack", "its true-positive rate is at most")
     table = [
         (f"{100 * rate:g}%", f"{100 * true_positives(row.value, row.delta, rate):.3g}%") for rate in _FALSE_ALARMS
     ]
@@ -281,19 +289,19 @@ def _strength(row: ProvenRow) -> Section:
         "How strong is it?",
         (
             f"Any output is at most exp(ε) = {math.exp(min(row.value, 700)):.3g} times as likely in one case as "
-            f"in the other, up to a probability of δ ({chance}). For a test that tells them apart:",
+            f"in the other, up to a probability of δ ({chance}). This limits every attack:",
         ),
         (head, *table),
     )
 
 
 def _composition(report: Report, ledger: str | Path | None) -> Section:
-    question = "What does it add up with?"
+    question = "How does it combine with other releases?"
     if report.ledger is None:
         return Section(
             question,
             (
-                "This run was not charged to a ledger. Every other release from the same records, by Dither or "
+                "This run was not charged to a ledger. Any other release about the same records, by Dither or "
                 "otherwise, adds to its ε.",
             ),
         )
@@ -316,7 +324,7 @@ def _composition(report: Report, ledger: str | Path | None) -> Section:
         for dataset, spent in charged_accounts(report, book)
     ]
     sentence = (
-        "All runs on these records that were charged to this ledger, this one included. Releases by others add."
+        "All runs on these records that were charged to this ledger, including this one. Other releases add to it."
     )
     return Section(question, (sentence,), (head, *table))
 
@@ -329,16 +337,16 @@ def _mechanism(report: Report) -> Section:
     values = [
         ("method", report.method),
         ("clients", f"{report.num_clients}, at most {took_part.max} of {report.rounds} rounds each"),
-        ("local steps a round", str(spec.local_steps)),
+        ("local steps per round", str(spec.local_steps)),
         ("batch", batch),
         ("clip", f"{spec.privacy.clip_norm:g} ({spec.privacy.clip})"),
         ("noise", f"Gaussian, scale chosen by {spec.privacy.noise!r}, random numbers: {report.randomness}"),
         ("secure aggregation", spec.aggregation),
-        ("parameters of the model", f"{report.num_params:,}"),
+        ("model parameters", f"{report.num_params:,}"),
         ("software", f"Dither {__version__}"),
         ("spec", spec.digest()[:16]),
     ]
-    sentence = "Every contribution is shortened to a fixed length (clip) and hidden in Gaussian noise."
+    sentence = "The influence of every record is limited (clip) and then hidden in Gaussian noise."
     return Section("How is it achieved?", (sentence,), (("parameter", "value"), *values))
 
 
@@ -354,11 +362,11 @@ def _usefulness(report: Report) -> Section:
 def _not_covered(report: Report, row: ProvenRow) -> Section:
     texts = [
         *(f"{text[:1].upper()}{text[1:]}." for text in uncovered([row])),
-        "Choices that were made after looking at the records outside this tool: bounds, columns, earlier models.",
+        "Choices made after looking at the records outside this tool: bounds, columns, earlier models.",
         "Files under `local/` in the run folder: exact figures that stay with the owner of the records.",
-        "What the final model reveals about a population is not private, and is not meant to be: a smoker learns "
-        "of a risk also from a study that he was not in.",
-        "Security of machines, keys and people, and side channels such as time and memory.",
+        "What the model reveals about a population as a whole: a study that links smoking to a disease affects "
+        "smokers who were not in it, too.",
+        "Security of machines, keys and people, and side channels such as timing and memory.",
     ]
     return Section("What is not covered?", tuple(f"- {text}" for text in texts))
 
@@ -380,7 +388,7 @@ def _evidence(report: Report) -> Section:
     ]
     folder = Path(report.folder).name
     answer = [
-        f"`dither account {folder}` computes the proven value again, `dither audit {folder}` attacks the run."
+        f"`dither account {folder}` recomputes the proven value, and `dither audit {folder}` attacks the run."
     ]
     answer += [f"The claim's condition fails: {text}." for text in report.epsilon.failing_conditions]
     return Section("How do we know?", tuple(answer), (head, *table))

@@ -690,8 +690,8 @@ def _with_aggregation(report: Report, experiment: Experiment, missing: int) -> R
 
 
 UNSCORED = (
-    "test records are not scored: if yours are public, say so with data.test_public=true; `dither evaluate` "
-    "scores a file for you alone"
+    "test records are held out but not scored: if yours are public, say so with data.test_public=true, or train "
+    "on all records with data.test_fraction=0; `dither evaluate` scores a file for you alone"
 )
 
 
