@@ -111,14 +111,14 @@ class Party:
         if self.keyring.party(self.name).identity != self.identity.public:
             raise FederationError(f"identity.key in {str(folder)!r} is not the one federation.json lists")
         self._approve, self._seeded, self.say = approve, seeded, say
-        self._runs: dict[type[Terms], _Run | _CountedRun] = {}  # the newest, of training and of statistics
+        self._runs: dict[type[Terms], _Training | _Counting] = {}  # the newest, of training and of statistics
         self.outcome: dict[str, Any] | None = None  # what the server said at the end
         self.refusal: DitherError | None = None  # why this party does not take part
 
     @property
-    def _run(self) -> _Run | None:
+    def _run(self) -> _Training | None:
         run = self._runs.get(Agreement)
-        return run if isinstance(run, _Run) else None
+        return run if isinstance(run, _Training) else None
 
     @property
     def privacy(self) -> PrivacySpec | None:
@@ -161,11 +161,11 @@ class Party:
             self.say(f"the server has stopped: {messages.printable(message.field('why', str)[:400])}")
             return "noted", {}, {}
         run = self._current(message.field("run", str))
-        if message.kind == "question" and isinstance(run, _CountedRun):
+        if message.kind == "question" and isinstance(run, _Counting):
             return "upload", *run.question(message)
         if message.kind in ("roster", "confirmed", "unseal", "release"):
             return message.kind, {}, run.secagg(message)
-        if message.kind == "round" and isinstance(run, _Run):
+        if message.kind == "round" and isinstance(run, _Training):
             return "upload", *run.round(message)
         if message.kind == "finish":
             rounds, accuracy = message.field("rounds", int), message.fields.get("accuracy")
@@ -189,7 +189,7 @@ class Party:
             run = self._begin(terms)
         return {"digest": terms.digest, **run.facts}, run.enrol()
 
-    def _begin(self, terms: Terms) -> _Run | _CountedRun:
+    def _begin(self, terms: Terms) -> _Training | _Counting:
         """Check terms that are new here, have the owner approve them, and make ready for the run."""
         if terms.federation != self.keyring.id:
             raise FederationError("the agreement belongs to another federation")
@@ -233,7 +233,7 @@ class Party:
         self._check_target(agreement, experiment)
         return experiment
 
-    def _current(self, name: str) -> _Run | _CountedRun:
+    def _current(self, name: str) -> _Training | _Counting:
         """The run that a message is about: one at hand, or one that a restart interrupted."""
         for run in self._runs.values():
             if run.agreement.run == name:
@@ -248,7 +248,7 @@ class Party:
         if records is not None and len(records[1]) != terms.sizes[terms.number(self.name)]:
             raise FederationError(f"this party no longer holds the records of run {name[:8]}")
         run = self._made_ready(terms, records)
-        if isinstance(run, _Run):
+        if isinstance(run, _Training):
             self._check_target(run.agreement, run.experiment)
         else:
             self._check_counted(run.agreement)
@@ -256,11 +256,11 @@ class Party:
         self.say(f"back in run {name[:8]}")
         return run
 
-    def _made_ready(self, terms: Terms, records: tuple[np.ndarray, np.ndarray] | None) -> _Run | _CountedRun:
+    def _made_ready(self, terms: Terms, records: tuple[np.ndarray, np.ndarray] | None) -> _Training | _Counting:
         if isinstance(terms, Agreement) and records is not None:
-            return _Run(self, terms, *records)
+            return _Training(self, terms, *records)
         if isinstance(terms, StatisticsTerms):
-            return _CountedRun(self, terms)
+            return _Counting(self, terms)
         raise FederationError("an agreement of no known kind")
 
     def _check_noise(self, agreement: Terms) -> None:
@@ -334,8 +334,8 @@ class Party:
         )
 
 
-class _Masked:
-    """What a run and statistics share at a party: enrolment for secure aggregation, and opening a sum."""
+class _PartyRun:
+    """What training and statistics share at a party: enrolment for secure aggregation, and opening a sum."""
 
     agreement: Terms
     facts: Mapping[str, Any] = MappingProxyType({})  # what the server hears besides that the terms are accepted
@@ -392,7 +392,7 @@ class _Masked:
         return masked
 
 
-class _CountedRun(_Masked):
+class _Counting(_PartyRun):
     """Statistics at one party."""
 
     agreement: StatisticsTerms
@@ -418,8 +418,8 @@ class _CountedRun(_Masked):
         return {"round": index}, {"upload": self._upload(index, announced, row)}
 
 
-class _Run(_Masked):
-    """One run at one party."""
+class _Training(_PartyRun):
+    """The training of one run at one party."""
 
     agreement: Agreement
 
