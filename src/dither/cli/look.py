@@ -81,7 +81,7 @@ def reproduce(
     from dither.reproduction.running import reproduce as run_figures
 
     other = _claims_of(against) if against else []
-    bar = common.Bar(silent=not common.output().text)
+    bar = common.Bar()
     if scale != "full":
         for figure in chosen:
             bar.say(f"{figure.id}: {'; '.join(figure.views(scale)[0].reductions()) or 'as at full scale'}")

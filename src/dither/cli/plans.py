@@ -56,10 +56,7 @@ def plan(
             raise SpecError(f"the folder of {str(file)!r} does not exist")
         if file is not None:
             common.refuse_input(file, Path(method), Path(proxy))
-    with (
-        common.on_interrupt("measured runs are kept: the same command continues"),
-        common.Bar(silent=not common.output().text) as bar,
-    ):
+    with common.on_interrupt("measured runs are kept: the same command continues"), common.Bar() as bar:
         result = make_plan(
             method, epsilon=epsilon, delta=delta, clients=clients, records=records, model=model, dim=dim,
             proxy=proxy, public_fraction=public_fraction, mode=mode, view=view, adjacency=adjacency,
