@@ -56,6 +56,8 @@ from dither.types import Conditions, Release, RoundInfo
 # How the owner agreed to a run, or to statistics (without an experiment); raises FederationError when not.
 Approve = Callable[[Terms, build.Experiment | None], str]
 
+Look = tuple[list[Charge], Conditions]  # what statistics reveal, as a ledger composes it
+
 # All that a server can hear of a party that does not do what it was asked. Reasons depend on the party's files,
 # records, budget and other projects; these sentences do not.
 REFUSALS = {
@@ -280,15 +282,15 @@ class Party:
         view = "sum" if sums_integers(experiment.plan) else "upload"
         delta = agreement.spec.privacy.delta
         accountant = experiment.accountant(agreement.lacking(experiment.plan)).of([agreement.number(self.name)])
-        row, looks = accountant.proven(view), self._looks(counted)
+        row, (before, after) = accountant.proven(view), self._looks(counted)
         value = row.value
-        if looks:
+        if before or after:
             run = [Charge(EVERY_RECORD, accountant.clients[0].most)]
             terms = Budget(self._target.epsilon, delta, view, experiment.plan.adjacency)
-            value = composed([*looks, (run, accountant.conditions)], terms)[0]
+            value = composed([*before, (run, accountant.conditions), *after], terms)[0]
         kind = "assumes" if row.assumed else "proves"
         whom = f"against a server that sees {'sums' if view == 'sum' else 'its uploads'}"
-        whom += ", with what was counted here," * bool(looks)
+        whom += ", with what was counted here," * bool(before or after)
         self._within_target(math.inf if row.assumed else value, delta, f"{kind} ε = {value:.4g}", whom)
 
     def _check_counted(self, terms: StatisticsTerms) -> None:
@@ -297,15 +299,21 @@ class Party:
             return
         if (trained := terms.trained) is not None:
             self._check_target(trained, trained.experiment(*trained.encode(self.source, empty=True)), terms)
-        value, _ = composed(self._looks(terms), Budget(self._target.epsilon, terms.delta))
+        before, after = self._looks(terms)
+        value, _ = composed([*before, *after], Budget(self._target.epsilon, terms.delta))
         self._within_target(value, terms.delta, f"proves ε = {value:.4g}", "with what was counted here before")
 
-    def _looks(self, more: StatisticsTerms | None) -> list[tuple[list[Charge], Conditions]]:
-        """What was counted here under terms that the owner approved, and what is asked now."""
+    def _looks(self, more: StatisticsTerms | None) -> tuple[list[Look], list[Look]]:
+        """What was counted here under terms that the owner approved, and what is asked now: before a run, and of
+        the model that it made."""
         saved = [StatisticsTerms.load(path, PARTY_ADVICE) for path in sorted((self.folder / "runs").glob("*"))]
         every = {terms.digest: terms for terms in (*saved, more) if terms is not None}
-        releases = [counting.release(t.epsilon, t.delta, lists_names=t.lists_names) for t in every.values()]
-        return [([Charge(EVERY_RECORD, [((release,), 1)])], Conditions()) for release in releases]
+        looks: tuple[list[Look], list[Look]] = [], []
+        for terms in every.values():
+            release = counting.release(terms.epsilon, terms.delta, lists_names=terms.lists_names)
+            look = [Charge(EVERY_RECORD, [((release,), 1)])], Conditions()
+            looks[terms.trained is not None].append(look)
+        return looks
 
     def _within_target(self, value: float, delta: float, said: str, whom: str) -> None:
         most, largest = self._target or (math.inf, 1.0)
