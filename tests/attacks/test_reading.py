@@ -5,7 +5,8 @@ import warnings
 import pandas as pd
 import pytest
 
-from dither.data.tables import factorize, read_table
+from dither.data.schema import factorize
+from dither.data.tables import read_table
 from dither.errors import DataError
 from dither.experiment.counting import Columns, Institution, Question
 

@@ -45,6 +45,12 @@ def workplace(tmp_path_factory):
     (place / "b.csv").write_text(TABLE.replace("site", "ward"))
     (place / "empty.csv").write_text("")
     (place / "header.csv").write_text("age,sick\n")
+    (place / "copy.csv").write_text(TABLE)
+    (place / "case.csv").write_text("age,sick\n" + "30,yes\n40,Yes\n50,no\n" * 20)
+    (place / "missing.csv").write_text("age,sick\n" + "30,yes\n40,no\n50,\n" * 20)
+    (place / "ragged.csv").write_text("age,sick\n" + "30,yes\n40,no\n" * 20 + "50,yes,1\n")
+    (place / "twice.csv").write_text("age,age,sick\n" + "30,1,yes\n40,2,no\n" * 20)
+    (place / "crash.py").write_text("def net(input_shape):\n    return input_shape[9]\n")
     (place / "one-class.csv").write_text("age,sick\n" + "30,yes\n40,yes\n" * 20)
     (place / "infinite.csv").write_text(TABLE.replace(TABLE.splitlines()[4].split(",")[1], "inf", 1))
     (place / "binary.csv").write_bytes(bytes(range(256)) * 4)
@@ -119,6 +125,13 @@ WRONG = [
     ("run empty.csv --label sick", 2, "'empty.csv' is empty"),
     ("run header.csv --label sick", 2, "no rows"),
     ("run one-class.csv --label sick", 2, "1 class"),
+    ("run a.csv copy.csv --label sick", 2, "'a' and 'copy' hold the same records"),
+    ("run a.csv a.csv --label sick", 2, "lists a file twice"),
+    ("run case.csv --label sick", 2, "differ only in case, 'Yes' and 'yes'"),
+    ("run missing.csv --label sick", 2, "'sick' is empty in row 3 and 19 more; remove rows without a label"),
+    ("run ragged.csv --label sick", 2, "row 41 has more cells than the header; correct the row"),
+    ("run twice.csv --label sick", 2, "two columns called 'age'"),
+    ("run a.csv --label patient", 2, "too many classes"),
     ("run infinite.csv --label sick", 2, "column 'age', row 4"),
     ("run binary.csv --label sick", 2, "binary.csv"),
     ("run excel.csv --label sick", 2, "an Excel or zip file"),
@@ -147,6 +160,8 @@ WRONG = [
     ("run adult --set method=nowhere.py", 2, "nowhere.py"),
     ("run adult --set method=method.py", 2, "line 1 of 'method.py' fails: RuntimeError: no"),
     ("run adult --set model.name=model.py:factory", 2, "model.py"),
+    ("run adult --set model.name=crash.py:net", 2, "line 2 of 'crash.py' fails: IndexError"),
+    ("run adult --set model.name=mlp --set model.options.width=3", 2, "for a model of your own"),
     ("run adult --set model.name=resnet", 2, "resnet"),
     ("run adult --set model.weights=nowhere.safetensors", 2, "nowhere.safetensors"),
     ("run adult --set model.hidden=abc", 2, "model.hidden"),

@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 
 from dither import data
-from dither.data.tables import canonical, factorize, number_column, table_files
+from dither.data.schema import canonical, factorize, number_column
+from dither.data.tables import table_files
 from dither.errors import DataError
 
 TABLE = pd.DataFrame(

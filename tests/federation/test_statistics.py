@@ -17,7 +17,7 @@ from dither.experiment.start import plan_project, start_project
 from dither.experiment.statistics import describe
 from dither.federation import keys, messages
 from dither.federation.agreement import PartyData
-from dither.federation.party import Party
+from dither.federation.party import Party, Target
 from dither.federation.server import Coordinator, load_evaluation_data
 from dither.federation.state import Journal
 from dither.federation.statistics import StatisticsTerms
@@ -66,13 +66,14 @@ class Clinics:
         self.approved.append(terms)
         return "test"
 
-    def node(self, name):
+    def node(self, name, **changes):
         return Party(
             self.folder / "keys" / "parties" / name,
             PartyData(self.file(name)),
             ledger=Ledger(self.folder / f"{name}.sqlite"),
             approve=self.approve,
             seeded=True,
+            **changes,
         )
 
     def coordinator(self):
@@ -199,6 +200,7 @@ def test_terms_from_strangers_are_checked(tmp_path):
 @pytest.mark.slow
 def test_one_epsilon_for_a_federation(tmp_path):
     clinics = Clinics(tmp_path, num_rounds=40)
+    clinics.nodes["bob"] = clinics.node("bob", target=Target(4.0))  # which it is, with schema and evaluation
     report = clinics.coordinator().run()
     assert report.spec.num_rounds == report.rounds == 40  # the spec's, not Dither's choice
     assert [terms.__class__.__name__ for terms in clinics.approved].count("StatisticsTerms") == 6

@@ -13,7 +13,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
 from fastapi.testclient import TestClient
 
-from dither.experiment.folder import RunFolder
+from dither.experiment.folder import RunFolder, write_checked
 from dither.web.app import PAGES, create_app
 from dither.web.files import SafeFolder
 from dither.web.guard import is_loopback
@@ -219,6 +219,7 @@ def test_of_rounds_made_twice_no_smaller_epsilon_is_shown(client, runs, running)
     again = {} if running else {"repeated_rounds": 2}
     folder = make_run(runs, "again", summary=not running, **again)
     if running:
+        write_checked(folder / "digests.json", {"files": {}, "begun": []})
         RunFolder(folder).begin(0, 4)
         RunFolder(folder).begin(2, 8)
     for address in ("/api/analysis", "/api/epsilon"):

@@ -80,12 +80,9 @@ SPREAD = 512
 SUM_SPREAD = 32  # where the integers of many clients are summed modulo 2^32: it leaves room for them
 
 
-def width(spread: int) -> float:
-    """The std of n = spread·x1 + x2."""
-    return TABLE_STD * math.sqrt(spread**2 + 1)
-
-
-WIDTH, SUM_WIDTH = width(SPREAD), width(SUM_SPREAD)
+# The std of n = spread·x1 + x2, by spread
+WIDTHS = {SPREAD: TABLE_STD * math.sqrt(SPREAD**2 + 1), SUM_SPREAD: TABLE_STD * math.sqrt(SUM_SPREAD**2 + 1)}
+WIDTH, SUM_WIDTH = WIDTHS[SPREAD], WIDTHS[SUM_SPREAD]
 STD_FACTOR = (1 - 2.0**-22) * math.sqrt(1 - 4 / SUM_WIDTH**2)
 FAILURE_PER_DRAW = 2.0**-49
 TV_PER_DRAW = 2.0**-65

@@ -488,15 +488,11 @@ def _shuffled_uses(groups: _Groups, conditions: Conditions) -> tuple[int, int, i
         return 0, 0, 0, flat
     first = flat[0][0]
     kind, participations = first.sampling.kind, sum(count for _, count in flat)
+    per_epoch, steps = batches_per_epoch(first), max(int(r.uses) for r, _ in flat)
     if kind == "shuffled-round":
         # `rate` is the share of the records that a round consumes; a use costs the whole round's release
-        per_epoch = batches_per_epoch(first)
-        steps = max(
-            1, math.ceil(first.sampling.rate * first.sampling.population / first.sampling.batch_size - 1e-9)
-        )
-    else:
-        per_epoch = batches_per_epoch(first)
-        steps = max(int(r.uses) for r, _ in flat)
+        consumed = first.sampling.rate * first.sampling.population / first.sampling.batch_size
+        steps = max(1, math.ceil(consumed - 1e-9))
     if steps == 0:
         return 0, 0, 0, flat
     uses = total_shuffled_uses(

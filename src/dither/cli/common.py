@@ -169,12 +169,13 @@ def refuse_input(out: Path, *inputs: Path) -> None:
 
 
 class Live:
-    """A bar on a terminal that stops on the way out."""
+    """A bar on a terminal that stops on the way out. Nothing is shown unless the command prints text."""
 
     _bar: Any = None
+    _task: Any = None
 
-    def __init__(self, silent: bool) -> None:
-        self.silent = silent
+    def __init__(self) -> None:
+        self.silent = not output().text
 
     def __enter__(self) -> Self:
         return self
@@ -183,13 +184,18 @@ class Live:
         if self._bar is not None:
             self._bar.stop()
 
-    def _make_bar(self, before: str, after: str, console: Console) -> None:
-        """A bar between two texts, then the time it took and the time left."""
+    def _start_bar(self, before: str, after: str, console: Console, **task: Any) -> None:
+        """Start a bar between two texts, followed by the time it took and the time left."""
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         texts = TextColumn(before), BarColumn(bar_width=None), TextColumn(after)
         times = TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
         self._bar = Progress(*texts, *times, console=console)
+        self._task = self._bar.add_task("", **task)
+        self._bar.start()
+
+
+ROUNDS = "round {task.completed}/{task.total}"
 
 
 class RunProgress(Live):
@@ -211,12 +217,12 @@ class RunProgress(Live):
             console.print(f"note: {escape(note)}", highlight=False)
         if done:
             console.print(f"resuming {escape(str(folder))} after round {done}", highlight=False)
-        if not console.is_terminal:
-            return
-        scores = "{task.fields[scores]}  {task.fields[epsilon]}"
-        self._make_bar("round {task.completed}/{task.total}", scores, console)
-        self._task = self._bar.add_task("", total=self._total, completed=done, scores="-", epsilon=self._epsilon)
-        self._bar.start()
+        if console.is_terminal:
+            scores, task = (
+                "{task.fields[scores]}  {task.fields[epsilon]}",
+                {"total": self._total, "completed": done},
+            )
+            self._start_bar(ROUNDS, scores, console, **task, scores="-", epsilon="")
 
     def update(self, row: dict[str, Any]) -> None:
         if self.silent:
@@ -397,7 +403,6 @@ class Bar(Live):
     """The progress of sweep, plan and reproduce. Work finished before the first update says nothing about today's
     speed, so the bar starts after it."""
 
-    _task: Any = None
     _before = 0.0
     _tenths = 0
 
@@ -406,7 +411,8 @@ class Bar(Live):
         if self.silent:
             return
         if self._bar is None and error_terminal().is_terminal:
-            self._start(done, total)
+            self._before, texts = done, ("{task.description:20}", "{task.percentage:3.0f}%")
+            self._start_bar(*texts, error_terminal(), total=max(total - done, 1e-9))
         tenths = int(10 * done / max(total, 1e-9))
         if self._bar is not None:
             self._bar.update(self._task, completed=done - self._before, description=text)
@@ -419,12 +425,6 @@ class Bar(Live):
         if not self.silent:
             console = self._bar.console if self._bar is not None else error_terminal()
             console.print(f"[dim]{escape(line)}[/]", highlight=False, soft_wrap=True)
-
-    def _start(self, done: float, total: float) -> None:
-        self._make_bar("{task.description:20}", "{task.percentage:3.0f}%", error_terminal())
-        self._before = done
-        self._task = self._bar.add_task("", total=max(total - done, 1e-9))
-        self._bar.start()
 
 
 # Ctrl-C: every command ends with exit code 130 and says how to continue

@@ -490,22 +490,19 @@ class _ServerView(common.Live):
     """Live progress of a federation: a bar on a terminal, lines elsewhere; JSON lines with --json."""
 
     def __init__(self) -> None:
-        super().__init__(silent=common.output().quiet)
+        super().__init__()
         self._as_json, self._console = common.output().json, common.terminal()
-        self._task: Any = None
         self._score = ""  # of a server without test records
 
     def __call__(self, event: str, facts: dict[str, Any]) -> None:
-        if self.silent:
-            return
         if self._as_json:
             common.print_event(event, **facts)
+        if self.silent:
             return
         line = self._line(event, facts)
         if event == "start" and self._console.is_terminal:
-            self._make_bar("round {task.completed}/{task.total}", "{task.fields[score]}", self._console)
-            self._task = self._bar.add_task("", total=facts["rounds"], completed=facts["done"], score=self._score)
-            self._bar.start()
+            task = {"total": facts["rounds"], "completed": facts["done"], "score": self._score}
+            self._start_bar(common.ROUNDS, "{task.fields[score]}", self._console, **task)
         if event == "round" and self._bar is not None:
             self._bar.update(self._task, completed=facts["round"] + 1, score=self._score)
             line = "" if not facts["missing"] and not facts["refused"] else line

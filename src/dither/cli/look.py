@@ -81,7 +81,7 @@ def reproduce(
     from dither.reproduction.running import reproduce as run_figures
 
     other = _claims_of(against) if against else []
-    bar = common.Bar(silent=not common.output().text)
+    bar = common.Bar()
     if scale != "full":
         for figure in chosen:
             bar.say(f"{figure.id}: {'; '.join(figure.views(scale)[0].reductions()) or 'as at full scale'}")
@@ -379,6 +379,6 @@ def _ledger(path: Path | None) -> list[Finding]:
     try:
         book = Ledger(file)
         book.verify()
-        return [Finding("ledger", True, f"{file}: {len(book.datasets())} data sets, intact")]
+        return [Finding("ledger", True, f"{file}: data sets: {len(book.datasets())}, intact")]
     except DitherError as error:
         return [Finding("ledger", False, str(error))]

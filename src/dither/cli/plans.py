@@ -48,7 +48,7 @@ def plan(
     data_dir: common.DataDir = None,
 ) -> None:
     """Choose rounds, cohort, local steps, batch, clip and learning rate for a proven budget."""
-    from dither.experiment.folder import unfinished_folder, write_text
+    from dither.experiment.folder import cache_folder, write_text
     from dither.experiment.plan import plan as make_plan
 
     for file in (out, picture):
@@ -56,17 +56,14 @@ def plan(
             raise SpecError(f"the folder of {str(file)!r} does not exist")
         if file is not None:
             common.refuse_input(file, Path(method), Path(proxy))
-    with (
-        common.on_interrupt("measured runs are kept: the same command continues"),
-        common.Bar(silent=not common.output().text) as bar,
-    ):
+    with common.on_interrupt("measured runs are kept: the same command continues"), common.Bar() as bar:
         result = make_plan(
             method, epsilon=epsilon, delta=delta, clients=clients, records=records, model=model, dim=dim,
             proxy=proxy, public_fraction=public_fraction, mode=mode, view=view, adjacency=adjacency,
             values=common.values_of(settings), grid=dict(_grid(each) for each in grid or []),
             constants=dict(_constant(each) for each in constant or []),
             metric=metric, seeds=seeds, effort="quick" if quick else "search", anyway=anyway,
-            data_dir=data_dir, progress=bar.say, keep=unfinished_folder(),
+            data_dir=data_dir, progress=bar.say, keep=cache_folder("unfinished"),
         )  # fmt: skip
     if out is not None:
         write_text(out, result.to_toml())

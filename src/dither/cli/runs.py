@@ -66,7 +66,7 @@ def run(
     spec = common.source_from(source, resume, settings, seed)  # refuses mistakes before JAX is imported
     from dither.experiment import train
 
-    view = common.RunProgress(silent=not common.output().text)
+    view = common.RunProgress()
 
     def advice() -> str:
         return _how_to_resume(view.folder or resume or out)
@@ -198,7 +198,8 @@ def predict(
     ] = None,
 ) -> None:
     """Predict the class (or the number) of each record of a file with a trained run."""
-    from dither.data.tables import existing_file, read_table, text_column
+    from dither.data.schema import text_column
+    from dither.data.tables import existing_file, read_table
     from dither.errors import DataError, did_you_mean
     from dither.experiment.folder import RunFolder, write_text
     from dither.experiment.report import load
@@ -279,7 +280,7 @@ def start(
             common.say(f"{what:<11} {value}", style="default")
     if asks and not typer.confirm("Nothing has been looked at yet. Spend this?", default=True, err=True):
         return
-    view = common.RunProgress(silent=not common.output().text)
+    view = common.RunProgress()
     advice = "what was charged stays charged; `dither budget show` lists it"
 
     def step(line: str) -> None:
@@ -362,7 +363,7 @@ def sweep(
     with (
         common.on_interrupt(how_to_continue),
         common.several(processes, process, coordinator, advice=how_to_continue),
-        common.Bar(silent=not common.output().text) as bar,
+        common.Bar() as bar,
     ):
         result = run_sweep(
             spec, grid, values=values, out=folder, max_memory=max_memory, data_dir=data_dir,

@@ -31,8 +31,8 @@ import numpy as np
 
 from dither.data.dataset import Dataset, LoadOptions, MappedArray, blocks, hold_out, zeros_aligned
 from dither.data.hashing import RecordHasher, hash_arrays
-from dither.data.schema import PUBLIC, READ_FROM_DATA, Encoded, Label, propose_task, scaled_labels
-from dither.data.tables import StrPath, canonical, existing_file, first_line
+from dither.data.schema import PUBLIC, READ_FROM_DATA, Encoded, Label, canonical, propose_task, scaled_labels
+from dither.data.tables import StrPath, existing_file, first_line
 from dither.errors import DataError, did_you_mean
 
 FOLDER_FILES = ("x.npy", "y.npy", "x_test.npy", "y_test.npy", "groups.npy", "groups_test.npy", "classes.json")

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dither.data.schema import Schema
-from dither.data.tables import StrPath, text_column
+from dither.data.schema import Schema, text_column
+from dither.data.tables import StrPath
 from dither.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:

@@ -14,17 +14,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dither.data.schema import OTHER, READ_FROM_DATA, Categorical, Column, Label, Numeric, Schema, propose_task
-from dither.data.tables import (
-    StrPath,
+from dither.data.schema import (
+    OTHER,
+    READ_FROM_DATA,
+    Categorical,
+    Column,
+    Label,
+    Numeric,
+    Schema,
     factorize,
     is_number_column,
-    join_tables,
     number_column,
     parse_numbers,
-    read_table,
-    table_files,
+    propose_task,
 )
+from dither.data.tables import StrPath, join_tables, read_table, table_files
 from dither.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:

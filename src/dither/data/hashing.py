@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dither.data.tables import StrPath, cast_numbers, existing_file
+from dither.data.schema import cast_numbers
+from dither.data.tables import StrPath, existing_file
 
 if TYPE_CHECKING:
     import pandas as pd

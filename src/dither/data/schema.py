@@ -40,23 +40,24 @@ import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dither.data.tables import (
-    StrPath,
-    canonical,
-    factorize,
-    number_column,
-)
+from dither.data.tables import StrPath
 from dither.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
     import pandas as pd
+
+# What an empty cell looks like. "None" is not among them: it is a category in many tables.
+MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "null", "NULL")
+# What else stands for one among numbers. In a column of categories these may be categories ("-": Rh negative).
+MISSING_NUMBER = (*MISSING, "-", "--", ".", "na", "none", "None", "missing", "unknown")
+_WHOLE_NUMBER = re.compile(r"[+-]?\d+\.0+")
 
 PUBLIC = "public"
 PRIVATE = "private"  # estimated with noise, at the ε that the schema states
@@ -598,3 +599,109 @@ def _no_repeats(where: str, values: Iterable[str]) -> None:
     for value, count in Counter(values).items():
         if count > 1:
             raise DataError(f"{where}: {value!r} is listed twice")
+
+
+# Cells of a column
+
+
+def canonical(value: Any) -> str:
+    """One spelling for each value: '1.0', 1.0 and 1 are all '1', wherever they were read from."""
+    if isinstance(value, float | np.floating):
+        value = repr(float(value) + 0.0)  # -0.0 equals 0.0: which of them comes first must not matter
+    text = str(value).strip()
+    return text.partition(".")[0] if _WHOLE_NUMBER.fullmatch(text) else text
+
+
+def factorize(series: pd.Series, missing: Collection[str] = MISSING) -> tuple[np.ndarray, list[str]]:
+    """(codes, texts): cell i reads `texts[codes[i]]`; a missing cell has code -1. Each distinct value is looked at
+    once, so the cost grows with the distinct values and not with the rows."""
+    import pandas as pd
+
+    raw_codes, raw_values = pd.factorize(series, use_na_sentinel=True)
+    if series.dtype == object and not all(isinstance(value, str) for value in raw_values):
+        # To pandas True, 1 and 1.0 are one value, spelled as the first of them: spell each cell by itself.
+        raw_codes, raw_values = pd.factorize(series.map(canonical, na_action="ignore"), use_na_sentinel=True)
+    spelled = [canonical(value) for value in raw_values]
+    texts = sorted(set(spelled) - set(missing))
+    code_of = {text: code for code, text in enumerate(texts)}
+    # The extra last entry answers the -1 of cells that pandas itself calls missing.
+    translate = np.array([*(code_of.get(text, -1) for text in spelled), -1], dtype=np.int64)
+    return translate[raw_codes], texts
+
+
+def text_column(series: pd.Series, missing: str) -> np.ndarray:
+    """A column as text, with `missing` for its missing cells."""
+    codes, texts = factorize(series)
+    column: np.ndarray = np.array([*texts, missing], dtype=object)[codes].astype(str)
+    return column
+
+
+def parse_numbers(texts: list[str]) -> np.ndarray:
+    """Float64 values; NaN for what is not a number."""
+    import pandas as pd
+
+    return np.asarray(pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce"), dtype=np.float64)
+
+
+def cast_numbers(series: pd.Series, missing: Collection[str]) -> np.ndarray | None:
+    """A column as float64, NaN where missing; None where a cell is not plainly a number."""
+    import pandas as pd
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pd.api.types.is_bool_dtype(series.dtype):
+        return None
+    if pd.api.types.is_numeric_dtype(series.dtype):
+        values: np.ndarray = series.to_numpy(dtype=np.float64, na_value=np.nan)
+        return values
+    try:
+        cells: Any = pa.array(series)
+        if not pa.types.is_string(cells.type) and not pa.types.is_large_string(cells.type):
+            return None
+        empty = pc.is_in(cells, value_set=pa.array(list(missing), cells.type))
+        numbers = pc.cast(pc.if_else(empty, None, cells), pa.float64())
+        return np.asarray(numbers.to_numpy(zero_copy_only=False), np.float64)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
+        return None
+
+
+def is_number_column(series: pd.Series) -> bool:
+    """Whether every cell that is not missing is a number. True/False columns are categories."""
+    import pandas as pd
+
+    if pd.api.types.is_bool_dtype(series.dtype):
+        return False
+    if pd.api.types.is_numeric_dtype(series.dtype):
+        return True
+    quick = cast_numbers(series, MISSING_NUMBER)
+    if quick is not None:
+        return not bool(np.isnan(quick).all())
+    _, texts = factorize(series, MISSING_NUMBER)
+    return bool(texts) and not bool(np.isnan(parse_numbers(texts)).any())
+
+
+def number_column(series: pd.Series, column: str, *, strict: bool = True) -> np.ndarray:
+    """A column as float64, NaN where missing; text or an infinite value is an error that names its row, or,
+    unless `strict`, missing."""
+    values = cast_numbers(series, MISSING_NUMBER)
+    if values is None:
+        codes, texts = factorize(series, MISSING_NUMBER)
+        parsed = parse_numbers(texts)
+        if strict and np.isnan(parsed).any():
+            code = int(np.flatnonzero(np.isnan(parsed))[0])
+            row = int(np.flatnonzero(codes == code)[0]) + 1
+            raise DataError(
+                f"column {column!r} is numeric, but row {row} holds {texts[code]!r}; correct the cell, or "
+                f"declare the column categorical in the schema"
+            )
+        values = np.append(parsed, np.nan)[codes]
+    if not strict:
+        return np.where(np.isfinite(values), values, np.nan)
+    infinite = np.flatnonzero(np.isinf(values))
+    if len(infinite):
+        row = int(infinite[0])
+        raise DataError(
+            f"column {column!r}, row {row + 1}: the value {values[row]} is not finite; correct it or leave "
+            f"the cell empty"
+        )
+    return values

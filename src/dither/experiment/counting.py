@@ -22,7 +22,7 @@ from scipy.special import ndtri
 
 from dither.accounting import ZERO_OUT, gaussian_mu
 from dither.accounting.ledger import Charge, Ledger
-from dither.data.tables import MISSING, MISSING_NUMBER, factorize, parse_numbers
+from dither.data.schema import MISSING, MISSING_NUMBER, factorize, parse_numbers
 from dither.errors import DataError, SpecError
 from dither.privacy.discrete import Words, discrete_gaussian, os_words
 from dither.simulation.aggregation import seeded_words

@@ -620,14 +620,14 @@ class Report(Overview):
 
         if not self.classes:
             raise SpecError("predict_proba is for classes, but this run is a regression; use predict")
-        return np.asarray(models.probabilities(self._scores(features)))
+        return np.asarray(models.probabilities(self.outputs(features, labels="ignore")[0]))
 
     def predict(self, features: Any) -> np.ndarray:
         """The class name of each record of an encoded array, a data frame or a file (CSV, Parquet, npz); the label
         itself, of a regression."""
         from dither import models
 
-        predicted = np.asarray(models.predict(self._scores(features), self.task))
+        predicted = np.asarray(models.predict(self.outputs(features, labels="ignore")[0], self.task))
         if self.label.bounds is not None:
             low, high = self.label.bounds
             return low + (high - low) * predicted.astype(np.float64)
@@ -642,29 +642,23 @@ class Report(Overview):
         bounds = self.label.bounds
         return Evaluated(loss, evaluate(self.model, scores, y, classes=self.classes, label_bounds=bounds))
 
-    def outputs(self, path: str | Path) -> tuple[np.ndarray, np.ndarray]:
-        """What the model says of each record of a file with labels, and the encoded labels."""
-        outputs, labels = [], []
-        for encoded in self._pieces(path, labels="required"):
-            if encoded.y is None:
-                raise DataError(f"{str(path)!r} has no labels to evaluate on")
+    def outputs(self, features: Any, *, labels: str = "required") -> tuple[np.ndarray, np.ndarray]:
+        """The model's output for each record, and the encoded labels (none if `labels` is "ignore")."""
+        outputs, y = [], []
+        for encoded in self._pieces(features, labels=labels):
+            if encoded.y is None and labels == "required":
+                raise DataError(f"{str(features)!r} has no labels to evaluate on")
             outputs.append(np.asarray(self.model.apply(self.params, self._model_input(encoded.x))))
-            labels.append(encoded.y)
-        return np.concatenate(outputs), np.concatenate(labels)
-
-    def _scores(self, features: Any) -> Any:
-        if isinstance(features, np.ndarray | list):
-            return self.model.apply(self.params, self._model_input(np.asarray(features, np.float32)))
-        pieces = [
-            self.model.apply(self.params, self._model_input(encoded.x))
-            for encoded in self._pieces(features, labels="ignore")
-        ]
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+            y.append(np.zeros(0) if encoded.y is None else encoded.y)
+        return np.concatenate(outputs), np.concatenate(y)
 
     def _pieces(self, features: Any, *, labels: str) -> Iterator[Encoded]:
-        """The records of a table or file; those of a folder, which may not fit memory, some at a time."""
+        """The records of an array, a table or a file; those of a folder, which may not fit memory, in blocks."""
         from dither import data
 
+        if isinstance(features, np.ndarray | list):
+            yield data.Encoded(np.asarray(features, np.float32), None, ())
+            return
         if not isinstance(features, str | Path) or not Path(features).expanduser().is_dir():
             yield self._encode(features, labels=labels)
             return

@@ -56,6 +56,8 @@ from dither.types import Conditions, Release, RoundInfo
 # How the owner agreed to a run, or to statistics (without an experiment); raises FederationError when not.
 Approve = Callable[[Terms, build.Experiment | None], str]
 
+Look = tuple[list[Charge], Conditions]  # what statistics reveal, as a ledger composes it
+
 # All that a server can hear of a party that does not do what it was asked. Reasons depend on the party's files,
 # records, budget and other projects; these sentences do not.
 REFUSALS = {
@@ -111,14 +113,14 @@ class Party:
         if self.keyring.party(self.name).identity != self.identity.public:
             raise FederationError(f"identity.key in {str(folder)!r} is not the one federation.json lists")
         self._approve, self._seeded, self.say = approve, seeded, say
-        self._runs: dict[type[Terms], _Run | _CountedRun] = {}  # the newest, of training and of statistics
+        self._runs: dict[type[Terms], _Training | _Counting] = {}  # the newest, of training and of statistics
         self.outcome: dict[str, Any] | None = None  # what the server said at the end
         self.refusal: DitherError | None = None  # why this party does not take part
 
     @property
-    def _run(self) -> _Run | None:
+    def _run(self) -> _Training | None:
         run = self._runs.get(Agreement)
-        return run if isinstance(run, _Run) else None
+        return run if isinstance(run, _Training) else None
 
     @property
     def privacy(self) -> PrivacySpec | None:
@@ -161,11 +163,11 @@ class Party:
             self.say(f"the server has stopped: {messages.printable(message.field('why', str)[:400])}")
             return "noted", {}, {}
         run = self._current(message.field("run", str))
-        if message.kind == "question" and isinstance(run, _CountedRun):
+        if message.kind == "question" and isinstance(run, _Counting):
             return "upload", *run.question(message)
         if message.kind in ("roster", "confirmed", "unseal", "release"):
             return message.kind, {}, run.secagg(message)
-        if message.kind == "round" and isinstance(run, _Run):
+        if message.kind == "round" and isinstance(run, _Training):
             return "upload", *run.round(message)
         if message.kind == "finish":
             rounds, accuracy = message.field("rounds", int), message.fields.get("accuracy")
@@ -189,7 +191,7 @@ class Party:
             run = self._begin(terms)
         return {"digest": terms.digest, **run.facts}, run.enrol()
 
-    def _begin(self, terms: Terms) -> _Run | _CountedRun:
+    def _begin(self, terms: Terms) -> _Training | _Counting:
         """Check terms that are new here, have the owner approve them, and make ready for the run."""
         if terms.federation != self.keyring.id:
             raise FederationError("the agreement belongs to another federation")
@@ -233,7 +235,7 @@ class Party:
         self._check_target(agreement, experiment)
         return experiment
 
-    def _current(self, name: str) -> _Run | _CountedRun:
+    def _current(self, name: str) -> _Training | _Counting:
         """The run that a message is about: one at hand, or one that a restart interrupted."""
         for run in self._runs.values():
             if run.agreement.run == name:
@@ -248,7 +250,7 @@ class Party:
         if records is not None and len(records[1]) != terms.sizes[terms.number(self.name)]:
             raise FederationError(f"this party no longer holds the records of run {name[:8]}")
         run = self._made_ready(terms, records)
-        if isinstance(run, _Run):
+        if isinstance(run, _Training):
             self._check_target(run.agreement, run.experiment)
         else:
             self._check_counted(run.agreement)
@@ -256,11 +258,11 @@ class Party:
         self.say(f"back in run {name[:8]}")
         return run
 
-    def _made_ready(self, terms: Terms, records: tuple[np.ndarray, np.ndarray] | None) -> _Run | _CountedRun:
+    def _made_ready(self, terms: Terms, records: tuple[np.ndarray, np.ndarray] | None) -> _Training | _Counting:
         if isinstance(terms, Agreement) and records is not None:
-            return _Run(self, terms, *records)
+            return _Training(self, terms, *records)
         if isinstance(terms, StatisticsTerms):
-            return _CountedRun(self, terms)
+            return _Counting(self, terms)
         raise FederationError("an agreement of no known kind")
 
     def _check_noise(self, agreement: Terms) -> None:
@@ -280,15 +282,15 @@ class Party:
         view = "sum" if sums_integers(experiment.plan) else "upload"
         delta = agreement.spec.privacy.delta
         accountant = experiment.accountant(agreement.lacking(experiment.plan)).of([agreement.number(self.name)])
-        row, looks = accountant.proven(view), self._looks(counted)
+        row, (before, after) = accountant.proven(view), self._looks(counted)
         value = row.value
-        if looks:
+        if before or after:
             run = [Charge(EVERY_RECORD, accountant.clients[0].most)]
             terms = Budget(self._target.epsilon, delta, view, experiment.plan.adjacency)
-            value = composed([*looks, (run, accountant.conditions)], terms)[0]
+            value = composed([*before, (run, accountant.conditions), *after], terms)[0]
         kind = "assumes" if row.assumed else "proves"
         whom = f"against a server that sees {'sums' if view == 'sum' else 'its uploads'}"
-        whom += ", with what was counted here," * bool(looks)
+        whom += ", with what was counted here," * bool(before or after)
         self._within_target(math.inf if row.assumed else value, delta, f"{kind} ε = {value:.4g}", whom)
 
     def _check_counted(self, terms: StatisticsTerms) -> None:
@@ -297,15 +299,21 @@ class Party:
             return
         if (trained := terms.trained) is not None:
             self._check_target(trained, trained.experiment(*trained.encode(self.source, empty=True)), terms)
-        value, _ = composed(self._looks(terms), Budget(self._target.epsilon, terms.delta))
+        before, after = self._looks(terms)
+        value, _ = composed([*before, *after], Budget(self._target.epsilon, terms.delta))
         self._within_target(value, terms.delta, f"proves ε = {value:.4g}", "with what was counted here before")
 
-    def _looks(self, more: StatisticsTerms | None) -> list[tuple[list[Charge], Conditions]]:
-        """What was counted here under terms that the owner approved, and what is asked now."""
+    def _looks(self, more: StatisticsTerms | None) -> tuple[list[Look], list[Look]]:
+        """What was counted here under terms that the owner approved, and what is asked now: before a run, and of
+        the model that it made."""
         saved = [StatisticsTerms.load(path, PARTY_ADVICE) for path in sorted((self.folder / "runs").glob("*"))]
         every = {terms.digest: terms for terms in (*saved, more) if terms is not None}
-        releases = [counting.release(t.epsilon, t.delta, lists_names=t.lists_names) for t in every.values()]
-        return [([Charge(EVERY_RECORD, [((release,), 1)])], Conditions()) for release in releases]
+        looks: tuple[list[Look], list[Look]] = [], []
+        for terms in every.values():
+            release = counting.release(terms.epsilon, terms.delta, lists_names=terms.lists_names)
+            look = [Charge(EVERY_RECORD, [((release,), 1)])], Conditions()
+            looks[terms.trained is not None].append(look)
+        return looks
 
     def _within_target(self, value: float, delta: float, said: str, whom: str) -> None:
         most, largest = self._target or (math.inf, 1.0)
@@ -334,8 +342,8 @@ class Party:
         )
 
 
-class _Masked:
-    """What a run and statistics share at a party: enrolment for secure aggregation, and opening a sum."""
+class _PartyRun:
+    """What training and statistics share at a party: enrolment for secure aggregation, and opening a sum."""
 
     agreement: Terms
     facts: Mapping[str, Any] = MappingProxyType({})  # what the server hears besides that the terms are accepted
@@ -392,7 +400,7 @@ class _Masked:
         return masked
 
 
-class _CountedRun(_Masked):
+class _Counting(_PartyRun):
     """Statistics at one party."""
 
     agreement: StatisticsTerms
@@ -418,8 +426,8 @@ class _CountedRun(_Masked):
         return {"round": index}, {"upload": self._upload(index, announced, row)}
 
 
-class _Run(_Masked):
-    """One run at one party."""
+class _Training(_PartyRun):
+    """The training of one run at one party."""
 
     agreement: Agreement
 

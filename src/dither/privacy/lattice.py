@@ -98,8 +98,8 @@ def table() -> np.ndarray:
 def draw(
     high: Sequence[Array], low: Sequence[Array], look_up: LookUp | None = None, *, spread: int = SPREAD
 ) -> Array:
-    """Integers of std `width(spread)`, int32, from two arrays of uniform uint32 and two further ones, which decide
-    ties: one draw in 2^17 has one. `look_up` reads the table's columns."""
+    """Integers of std `WIDTHS[spread]`, int32, from two arrays of uniform uint32 and two further ones, which
+    decide ties: one draw in 2^17 has one. `look_up` reads the table's columns."""
     look_up = look_up or _look_up
     return spread * _pick(high[0], low[0], look_up) + _pick(high[1], low[1], look_up)
 

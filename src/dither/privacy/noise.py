@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import define_prng_impl
 
-from dither.accounting.exact import SPREAD, SUM_SPREAD, width
+from dither.accounting.exact import SPREAD, SUM_SPREAD, WIDTHS
 from dither.errors import SpecError, did_you_mean
 from dither.privacy import lattice
 from dither.privacy.entropy import OsEntropy
@@ -274,10 +274,10 @@ def _with_noise(key: Key, integers: PyTree, noise_std: Array, spread: int) -> Py
 
 
 def _lattice_noise(key: Key, tree: PyTree, spread: int = SPREAD) -> PyTree:
-    """Independent integers of std `width(spread)`. From a seed: normals, rounded, for audits and tests."""
+    """Independent integers of std `WIDTHS[spread]`. From a seed: normals, rounded, for audits and tests."""
     if not isinstance(key, OsEntropy):
         drawn = standard_normal(key, tree)
-        return jax.tree.map(lambda z: jnp.rint(z * np.float32(width(spread))).astype(jnp.int32), drawn)
+        return jax.tree.map(lambda z: jnp.rint(z * np.float32(WIDTHS[spread])).astype(jnp.int32), drawn)
     leaves, structure = jax.tree.flatten(tree)
     for leaf in leaves:
         if isinstance(leaf, jax.Array) and leaf.size:

@@ -537,26 +537,20 @@ class Spec:
         return replace(self, **top, method_options={**({} if fresh else self.method_options), **options})
 
 
-def _keys_and_types() -> tuple[dict[str, Option], dict[str, Any]]:
-    """Every dotted key with what it allows, and with its type."""
-    keys: dict[str, Option] = {}
-    types: dict[str, Any] = {}
-    spec_types = get_type_hints(Spec)
-    for entry in fields(Spec):
-        kind = spec_types[entry.name]
-        inner = fields(kind) if is_dataclass(kind) else ()
-        hints = get_type_hints(kind) if inner else {}
-        if "option" in entry.metadata:
-            keys[entry.name], types[entry.name] = entry.metadata["option"], kind
-        for each in inner:
-            if "option" not in each.metadata:
-                continue
-            key = f"{entry.name}.{each.name}"
-            keys[key], types[key] = each.metadata["option"], hints[each.name]
-    return keys, types
+def _keys() -> dict[str, tuple[Option, Any]]:
+    """Every dotted key, with what it allows and its type."""
+    sections = {name: kind for name, kind in get_type_hints(Spec).items() if is_dataclass(kind)}
+    keys = {}
+    for section, kind in {"": Spec, **sections}.items():
+        hints = get_type_hints(kind)
+        for entry in fields(kind):
+            if "option" in entry.metadata:
+                keys[f"{section}.{entry.name}".lstrip(".")] = (entry.metadata["option"], hints[entry.name])
+    return keys
 
 
-_KEYS, _TYPES = _keys_and_types()
+_KEYS: dict[str, Option] = {key: option for key, (option, _) in _keys().items()}
+_TYPES: dict[str, Any] = {key: kind for key, (_, kind) in _keys().items()}
 
 
 def all_keys() -> list[str]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -129,22 +127,10 @@ def read_spec(folder: SafeFolder, run: str) -> tuple[dict[str, Any], str]:
     text = folder.text(run, SPEC)
     if text is None:
         return {}, f"{SPEC} cannot be read"
-    # Specs of a sweep differ in their seed alone: the rest is parsed once.
-    seed = _SEED.match(text)
-    rest = text if seed is None else f"{seed[1]}seed = 0\n{text[seed.end() :]}"
     try:
-        return {**_parsed(rest), **({} if seed is None else {"seed": int(seed[2])})}, ""
+        return tomllib.loads(text), ""
     except (ValueError, RecursionError) as error:
         return {}, f"{SPEC} is not valid TOML: {error}"
-
-
-# `seed = 3` on a line of its own among the lines before the first table, as `Spec.to_toml` writes it
-_SEED = re.compile(r"((?:[^\[\n=]+=[^\n\[\"']*(?:\"[^\"\\\n]*\")?\n)*?)seed = (\d{1,18})\n")
-
-
-@lru_cache(maxsize=512)
-def _parsed(text: str) -> dict[str, Any]:
-    return tomllib.loads(text)
 
 
 def read_json(folder: SafeFolder, run: str, name: str) -> dict[str, Any]:

@@ -50,11 +50,11 @@ _JOURNAL = "dither.federation.state"
 PHASES = {
     # A node, in the order of a round
     "terms": (_NODE, "Party._agree_to", "after", lambda *_: -1),
-    "roster": (_NODE, "_Run.secagg", "after", lambda self, m, *_: -1 if m.kind == "roster" else None),
-    "enrolled": (_NODE, "_Run.secagg", "after", lambda self, m, *_: -1 if m.kind == "confirmed" else None),
-    "announce": (_NODE, "_Run._check_turn", "before", _index),
-    "charging": (_NODE, "_Run._charge", "before", _index),
-    "charged": (_NODE, "_Run._charge", "after", _index),
+    "roster": (_NODE, "_Training.secagg", "after", lambda self, m, *_: -1 if m.kind == "roster" else None),
+    "enrolled": (_NODE, "_Training.secagg", "after", lambda self, m, *_: -1 if m.kind == "confirmed" else None),
+    "announce": (_NODE, "_Training._check_turn", "before", _index),
+    "charging": (_NODE, "_Training._charge", "before", _index),
+    "charged": (_NODE, "_Training._charge", "after", _index),
     "trained": ("dither.federation.engines", "ClientEngine.answer", "after", lambda self, m, own, i, *_: i),
     "before upload": (
         _NODE,
