@@ -379,6 +379,6 @@ def _ledger(path: Path | None) -> list[Finding]:
     try:
         book = Ledger(file)
         book.verify()
-        return [Finding("ledger", True, f"{file}: {len(book.datasets())} data sets, intact")]
+        return [Finding("ledger", True, f"{file}: data sets: {len(book.datasets())}, intact")]
     except DitherError as error:
         return [Finding("ledger", False, str(error))]
