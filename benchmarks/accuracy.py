@@ -3,7 +3,7 @@
     python benchmarks/accuracy.py run --goals               # the cells that goals are about, if they are missing
     python benchmarks/accuracy.py run                       # all cells that are missing, one after the other
     python benchmarks/accuracy.py run --data adult --epsilon 0.1 0.3 --method dp-sgd
-    python benchmarks/accuracy.py table                     # results/accuracy.{json,png,svg,tex} from the cells
+    python benchmarks/accuracy.py table                     # results/accuracy.* and docs/benchmarks.md
 
 A cell is a data set, a method, an ε and a view: "uploads" (the server sees every upload), "sums" (secure
 aggregation, nobody colludes) or "sums, a third colludes". All ε are proven for the whole run, zero-out neighbours,
@@ -51,11 +51,13 @@ from dither import data
 from dither.errors import NoProof, SpecError
 from dither.experiment import build, plots
 from dither.experiment.sweep.batches import joined_problem, program
+from dither.reproduction.drawing import COLOURS, MARKS
 from dither.simulation import engine
 from dither.spec import Spec
 
 RESULTS = Path(__file__).parent / "results"
 CELLS = RESULTS / "accuracy"
+PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 SEEDS = 5
 PROXY = 0.1  # share of the training records that is declared public
 EPSILONS = (0.1, 0.3, 1.0, 3.0)
@@ -434,32 +436,69 @@ def latex(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def markdown(result: dict[str, Any]) -> str:
+    """The goals and a table for each data set, as docs/benchmarks.md has them."""
+    lines = ["| data | server sees | ε | goal | reached | method |", "|---|---|---|---|---|---|"]
+    for goal in result["goals"]:
+        if "mean" in goal:
+            met = "met" if goal["mean"] >= goal["goal"] else "missed"
+            reached = f"{goal['mean']:.4f} ± {goal['half']:.4f}, {met}"
+            cells = [goal["data"], goal["view"], f"{goal['epsilon']:g}", goal["goal"], reached, goal["method"]]
+            lines.append(f"| {' | '.join(map(str, cells))} |")
+    for name, setting in DATA.items():
+        rows = {
+            (row["view"], row["method"], row["epsilon"]): row for row in result["cells"] if row["data"] == name
+        }
+        if not rows:
+            continue
+        none = Interval(**result["ceiling"][name]) if name in result["ceiling"] else None
+        ceiling = f", no noise {none.mean:.4f} ± {none.half:.4f}" if none else ""
+        clients = setting.values["num_clients"]
+        lines += [
+            "",
+            f"**{name}**, {clients} institutions: most frequent class {result['floor'][name]:.4f}{ceiling}",
+            "",
+        ]
+        lines += [f"| server sees | method | {' | '.join(f'ε = {e:g}' for e in EPSILONS)} |", f"|{'---|' * 6}"]
+        for view, method in itertools.product(VIEWS, METHODS):
+            of = [rows.get((view, method, epsilon), {}) for epsilon in EPSILONS]
+            cells = [f"{row['mean']:.4f} ± {row['half']:.4f}" if "mean" in row else "–" for row in of]
+            lines.append(f"| {view if method == next(iter(METHODS)) else ''} | {method} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def draw(result: dict[str, Any], path: Path) -> None:
     """Accuracy by ε: a row for each data set, a column for each view; PNG and SVG."""
     names = [name for name in DATA if name in result["floor"]]
-    figure, axes = plots.new_figure(len(names), len(VIEWS), width=4.0 * len(VIEWS), height=0.9 + 2.9 * len(names))
+    figure, axes = plots.new_figure(len(names), len(VIEWS), width=7.0, height=0.9 + 2.0 * len(names))
     entries: dict[str, Any] = {}
     for (data_name, view), axis in zip(itertools.product(names, VIEWS), axes.flat, strict=True):
-        every = [row for row in result["cells"] if row["data"] == data_name and "mean" in row]
+        floor = result["floor"][data_name] + 0.05  # what is at chance would flatten the others
+        every = [row for row in result["cells"] if row["data"] == data_name and row.get("mean", 0) > floor]
         for number, method in enumerate(METHODS):
             rows = [row for row in every if (row["view"], row["method"]) == (view, method)]
             rows.sort(key=lambda row: row["epsilon"])
             if rows:
                 x, y, half = zip(*((row["epsilon"], row["mean"], row["half"]) for row in rows), strict=True)
-                style = {"color": f"C{number}", "marker": "o", "ms": 3, "capsize": 2, "lw": 1}
+                x = np.multiply(x, 1.04 ** (number - len(METHODS) / 2))  # beside each other, not on top
+                style = {"color": COLOURS[number], "marker": MARKS[number], "ms": 2.5, "capsize": 1.5, "lw": 0.9}
                 entries[method] = axis.errorbar(x, y, half, label=method, **style)
         ceiling = result["ceiling"].get(data_name, {}).get("mean", math.nan)
         plots.score_axis(axis, [row["mean"] for row in every], {"no noise": ceiling})
-        axis.set(xscale="log", xlim=(0.08, 4), title=f"{data_name}: {view}", xlabel="proven ε")
+        axis.set_title(f"{data_name}: {view}", fontsize=7)
+        axis.set(xscale="log", xlim=(0.08, 4))
         axis.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
+        axis.tick_params(labelsize=7)
+        axis.minorticks_off()
     for axis in axes[:, 0]:
-        axis.set_ylabel("test accuracy")
+        axis.set_ylabel("test accuracy", fontsize=8)
+    for axis in axes[-1]:
+        axis.set_xlabel("proven ε", fontsize=8)
     figure.legend(list(entries.values()), list(entries), fontsize=7, loc="outside lower center", ncols=4)
-    floors = ", ".join(f"{name} {result['floor'][name]:.3f}" for name in names)
     plots.headline(
         figure,
         "Methods at equal proven ε",
-        f"whole run, zero-out, δ = 1e-5; bars: 95% intervals of 5 seeds; most frequent class: {floors}",
+        "whole run, zero-out, δ = 1e-5; 95% intervals of 5 seeds; results near chance are left out",
     )
     plots.save(figure, path)
 
@@ -473,6 +512,9 @@ def table(arguments: argparse.Namespace) -> None:
     (RESULTS / "accuracy.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     (RESULTS / "accuracy.tex").write_text(latex(result), encoding="utf-8")
     draw(result, RESULTS / "accuracy.png")
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition("<!--accuracy-->")
+    after = rest.partition("<!--/accuracy-->")[2]
+    PAGE.write_text(f"{before}<!--accuracy-->\n{markdown(result)}\n<!--/accuracy-->{after}", encoding="utf-8")
     for name, ceiling in result["ceiling"].items():
         print(f"{name}: floor {result['floor'][name]:.4f}, no noise {ceiling['mean']:.4f} ± {ceiling['half']:.4f}")
     for row in result["cells"]:

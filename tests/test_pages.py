@@ -34,6 +34,8 @@ PAGE = pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: str(page.re
 NOT_RUN = {
     "pip install": "installs packages",
     "make (?!run$)": "sets up an environment, or measures for minutes",
+    "git clone URL": "stands for the address of any copy",
+    "cd dither": "enters that copy",
     "python -m pytest": "tests run themselves",
     r"python benchmarks/(?!bench.py --show|accuracy.py table)": "measures for minutes to hours",
     "python tools/mutants.py map": "an hour of tests",

@@ -52,14 +52,13 @@ class Numbers:
         return verdict.text if verdict else "–"
 
     def robust(self, criterion: str) -> str:
-        robustness = self._by_id[criterion].robustness
-        return robustness.text if robustness else "not judged with open settings changed"
+        return self._by_id[criterion].robust_text or "not judged with open settings changed"
 
     def robust_counts(self) -> str:
         """How many findings keep their verdict wherever they were judged."""
-        judged = [claim.robustness for claim in self.findings if claim.robustness and claim.robustness.computed]
-        always = sum(all(row["verdict"] == HOLDS for row in robust.computed) for robust in judged)
-        open_settings = sum(bool(robust.deciding) for robust in judged)
+        judged = [claim for claim in self.findings if claim.robustness and claim.robustness.computed]
+        always = sum(all(row["verdict"] == HOLDS for row in claim.robustness.computed) for claim in judged)
+        open_settings = sum(bool(claim.robustness.deciding(claim.printed.status)) for claim in judged)
         return f"{always} of {len(judged)} hold in every setting; {open_settings} depend on a setting that is open"
 
     def row(self, figure: str, column: str, number: str) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 from PIL import Image
 
 from dither.experiment.report import decode
+from dither.reproduction.drawing import DPI
 from dither.reproduction.figure import VIEW_TITLES, paper
 from dither.reproduction.judging import JudgedCriterion
 from dither.reproduction.report import counts
@@ -27,8 +28,17 @@ from dither.reproduction.report import counts
 def main(report: Path, out: Path, note: str = "") -> None:
     content = json.loads((report / "report.json").read_text())
     out.mkdir(exist_ok=True)
+    pack_pictures(report, out)
+    command = re.sub(r"(--cache|--out) \S+", r"\1 FOLDER", content["made"]["command"])
+    content["made"]["command"] = re.sub(r" --minutes \S+", "", command)
+    (out / "report.json").write_text(json.dumps(content, ensure_ascii=False) + "\n")
+    (out / "README.md").write_text(page(content, note))
+
+
+def pack_pictures(report: Path, out: Path) -> None:
+    """Pictures without losses, drawings and numbers compressed."""
     for path in sorted(report.glob("*.png")):
-        Image.open(path).convert("RGB").save(out / path.name, optimize=True)
+        Image.open(path).convert("RGB").save(out / path.name, optimize=True, dpi=(DPI, DPI))
     for path in sorted([*report.glob("*.csv"), *report.glob("*.svg")]):
         text = path.read_text()
         if path.suffix == ".svg":  # a tenth of a point is finer than any screen
@@ -36,10 +46,6 @@ def main(report: Path, out: Path, note: str = "") -> None:
         # No name and no time inside: the same numbers give the same bytes.
         with open(out / f"{path.name}.gz", "wb") as file, gzip.GzipFile("", "wb", 9, file, mtime=0) as packed:
             packed.write(text.encode())
-    command = re.sub(r"(--cache|--out) \S+", r"\1 FOLDER", content["made"]["command"])
-    content["made"]["command"] = re.sub(r" --minutes \S+", "", command)
-    (out / "report.json").write_text(json.dumps(content, ensure_ascii=False) + "\n")
-    (out / "README.md").write_text(page(content, note))
 
 
 def page(content: dict, note: str) -> str:
@@ -54,7 +60,8 @@ def page(content: dict, note: str) -> str:
         {made["missing"]} missing. {note} Drawn by the same command without `--only-compute` and packed by
         `python tools/pack_results.py`. Five seeds and up to 30, the papers' grids (each figure's entry in
         `report.json` says how many, with settings, numbers, ε and devices). EMNIST ByMerge stands in for EMNIST
-        Balanced. `*.csv.gz` hold every point of every figure: `view,panel,line,metric,x,seed,value`. `*.svg.gz`
+        Balanced. `*.csv.gz` hold every point of every figure: `view,panel,line,metric,x,seed,value`. Pictures
+        (one a view, as wide as a column) can be drawn again from them by `python tools/redraw.py`. `*.svg.gz`
         are the pictures as drawings (`gunzip -k results/*.svg.gz`)."""
     criteria = f"""
         Criteria as printed: {verdicts}. "As deployed" is Dither's own form of the method, where it differs; "at
@@ -80,8 +87,7 @@ def page(content: dict, note: str) -> str:
             notes = "; ".join(filter(None, [judged.note, ", ".join(judged.errata)]))
             where = f"{paper(figure['paper']).title} Fig. {figure['number']}"
             views = [judged.status(view) for view in VIEW_TITLES]
-            robust = judged.robustness.text if judged.robustness else ""
-            lines.append(f"| {' | '.join([judged.id, where, text, *views, robust, notes])} |")
+            lines.append(f"| {' | '.join([judged.id, where, text, *views, judged.robust_text, notes])} |")
     return "\n".join(lines) + "\n"
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from dither import errors, spec
 from dither.cli import PANELS, app, main
@@ -16,17 +17,17 @@ ROOT = Path(__file__).parents[2]
 
 
 def commands():
+    """Every command as click has it, by its whole name."""
     found = {}
-    for group in (("", app), *((each.name, each.typer_instance) for each in app.registered_groups)):
-        for command in group[1].registered_commands:
-            name = command.name or command.callback.__name__
-            found[f"{group[0]} {name}".strip()] = command.callback
+    for name, command in get_command(app).commands.items():
+        inner = getattr(command, "commands", None)
+        found |= {f"{name} {each}": one for each, one in inner.items()} if inner else {name: command}
     return found
 
 
 @pytest.mark.parametrize("name", sorted(commands()))
 def test_every_command_has_json_and_quiet(name):
-    assert {"as_json", "quiet"} <= set(commands()[name].__annotations__)
+    assert {"--json", "--quiet"} <= {each for option in commands()[name].params for each in option.opts}
 
 
 def run(*arguments, **environment):

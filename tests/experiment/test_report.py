@@ -20,6 +20,7 @@ from dither.experiment.report import (
     LedgerCharge,
     PartyTotals,
     Report,
+    RoundingMargin,
     RunTraffic,
 )
 from dither.spec import Spec
@@ -76,7 +77,7 @@ def everything(report):
     return replace(
         report,
         repeated_rounds=2,
-        traffic=RunTraffic("real", 496, 248.5, 1, 1, 0, 64.0, 0.01, 0.02, 1.5, 0.3, {"step": 0.5, "epsilon": 1.1}),
+        traffic=RunTraffic("real", 496, 248.5, 1, 1, 0, 64.0, 0.01, 0.02, 1.5, 0.3, RoundingMargin(0.5, 0.1, 1.1)),
         refused={"site 1": 2},
         stopped="the privacy budget ends after round 20 of 40",
         ledger=LedgerCharge("ledger.jsonl", "abcd"),

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dither.experiment.folder import Unfinished, unfinished_folder
+from dither.experiment.folder import Unfinished, cache_folder
 
 
 def test_answers_come_back_exactly_until_the_end(tmp_path):
@@ -40,4 +40,4 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
 
 def test_the_folder_follows_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("DITHER_CACHE", str(tmp_path))
-    assert unfinished_folder() == tmp_path / "unfinished"
+    assert cache_folder("unfinished") == tmp_path / "unfinished"

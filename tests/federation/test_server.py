@@ -242,3 +242,19 @@ def test_the_reason_of_a_failure_reaches_every_party(parties):
     coordinator.tell_failure("no help from dan\x1b[31m")
     assert parties.said == ["the server has stopped: no help from dan [31m"] * 4
     assert all(node.outcome is None and node.refusal is None for node in parties.nodes.values())
+
+
+def test_a_hello_that_was_lost_on_the_way_is_sent_again(parties):
+    """Else a party that is connected would be waited for without an end."""
+    pull, lost = parties.transport.pull, [True]
+
+    def lossy(ids):
+        return [(number, None if lost else body) for number, body in pull(ids)]
+
+    parties.transport.pull = lossy
+    box = parties.coordinator().mailbox
+    box.look()
+    assert box.present() == set()
+    lost.clear()
+    box.look()
+    assert box.present() == set(NAMES)

@@ -133,20 +133,29 @@ def robust(*verdicts):
 
 def test_robustness_names_what_decides():
     table = robust(("", HOLDS), ("rate", HOLDS), ("rate", FAILS), ("clip", INCONCLUSIVE), ("rate, clip", FAILS))
-    assert table.text == "holds in 2 of 5 settings, fails in 2, undecided in 1; rate decides"
+    assert table.describe() == "holds in 2 of 5 settings, fails in 2, undecided in 1; rate decides"
     assert (
-        robust(("", FAILS), ("rate", HOLDS), ("L", HOLDS)).text
+        robust(("", FAILS), ("rate", HOLDS), ("L", HOLDS)).describe()
         == "holds in 2 of 3 settings, fails in 1; rate and L decide"
     )
-    assert robust(("", HOLDS), ("rate", HOLDS)).text == "holds in 2 of 2 settings"
+    assert robust(("", HOLDS), ("rate", HOLDS)).describe() == "holds in 2 of 2 settings"
+    assert robust(("", INCONCLUSIVE), ("rate", INCONCLUSIVE)).describe() == "undecided in all 2 settings"
+
+
+def test_an_undecided_reference_depends_on_what_decides_it_in_both_ways():
+    table = robust(("", INCONCLUSIVE), ("rate", HOLDS), ("clip", INCONCLUSIVE))
+    assert table.describe() == "holds in 1 of 3 settings, undecided in 2 (the reference too)"
+    table = robust(("", INCONCLUSIVE), ("rate", HOLDS), ("clip", FAILS))
+    assert table.describe().endswith("fails in 1, undecided in 1 (the reference too); rate and clip decide")
+    assert table.describe(HOLDS).endswith("; clip decides")  # as printed, at a scale with more seeds
 
 
 def test_a_pair_decides_where_neither_does_alone():
     table = robust(("", HOLDS), ("rate", HOLDS), ("clip", HOLDS), ("rate, clip", FAILS))
-    assert table.text == "holds in 3 of 4 settings, fails in 1; rate with clip decides"
+    assert table.describe() == "holds in 3 of 4 settings, fails in 1; rate with clip decides"
 
 
 def test_settings_that_were_not_computed_are_counted_apart():
     table = robust(("", HOLDS), ("rate", judging.NOT_COMPUTED), ("clip", NOT_JUDGED))
-    assert table.text == "holds in 1 of 1 setting; 1 not computed"
-    assert robust(("", NOT_JUDGED)).text == "not judged at scale robust"
+    assert table.describe() == "holds in 1 of 1 setting; 1 not computed"
+    assert robust(("", NOT_JUDGED)).describe() == "not judged at scale robust"

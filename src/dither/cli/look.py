@@ -159,7 +159,7 @@ def _print_claims(claims: Sequence[JudgedCriterion]) -> None:
     for claim in claims:
         name = claim.id + (f"\n  {claim.variant}" if claim.variant else "")
         verdicts = [_coloured(claim.status(which)) for which in VIEW_TITLES]
-        robust = claim.robustness.text if claim.robustness else ""
+        robust = claim.robust_text
         table.add_row(common.escape(name), *verdicts, common.escape(robust), common.escape(claim.claim))
     common.terminal().print(table)
 
@@ -379,6 +379,6 @@ def _ledger(path: Path | None) -> list[Finding]:
     try:
         book = Ledger(file)
         book.verify()
-        return [Finding("ledger", True, f"{file}: {len(book.datasets())} data sets, intact")]
+        return [Finding("ledger", True, f"{file}: data sets: {len(book.datasets())}, intact")]
     except DitherError as error:
         return [Finding("ledger", False, str(error))]

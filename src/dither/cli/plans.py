@@ -48,7 +48,7 @@ def plan(
     data_dir: common.DataDir = None,
 ) -> None:
     """Choose rounds, cohort, local steps, batch, clip and learning rate for a proven budget."""
-    from dither.experiment.folder import unfinished_folder, write_text
+    from dither.experiment.folder import cache_folder, write_text
     from dither.experiment.plan import plan as make_plan
 
     for file in (out, picture):
@@ -63,7 +63,7 @@ def plan(
             values=common.values_of(settings), grid=dict(_grid(each) for each in grid or []),
             constants=dict(_constant(each) for each in constant or []),
             metric=metric, seeds=seeds, effort="quick" if quick else "search", anyway=anyway,
-            data_dir=data_dir, progress=bar.say, keep=unfinished_folder(),
+            data_dir=data_dir, progress=bar.say, keep=cache_folder("unfinished"),
         )  # fmt: skip
     if out is not None:
         write_text(out, result.to_toml())

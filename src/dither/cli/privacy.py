@@ -193,7 +193,7 @@ def audit(
         raise SpecError("nothing to attack: give a method, a spec or a run folder, or --fuzz N")
     from dither import auditing
     from dither.auditing import report as pictures
-    from dither.experiment.folder import unfinished_folder
+    from dither.experiment.folder import cache_folder
     from dither.experiment.report import SHORT_VIEWS, Report
 
     folder = Path(what)
@@ -210,7 +210,7 @@ def audit(
             spec, completed_rounds=finished.rounds if finished is not None and not settings else None,
             views=tuple(view) if view else auditing.VIEWS, trials=trials, confidence=confidence,
             canaries=canaries, rounds=rounds, seed=seed, data_dir=data_dir,
-            on_row=None if not common.output().text else say, keep=unfinished_folder(),
+            on_row=None if not common.output().text else say, keep=cache_folder("unfinished"),
         )  # fmt: skip
     # With other settings it is another run that was audited.
     target = out or (folder if is_run and not settings else None)

@@ -656,7 +656,10 @@ def compiled(experiment: Experiment, *, keep_programs: bool = False, **options: 
     options = {**engine_options(experiment), **sharing(experiment), **options}
     key = program_key(experiment, options) if keep_programs else ""
     simulation = make_simulation(experiment, **options, program_key=key)
-    rounds = make_rounds(experiment, simulation)
+    rounds: engine.Simulation | streaming.Streamed = simulation
+    if experiment.dataset.streamed:
+        held = _held(experiment, simulation.shards)
+        rounds = streaming.Streamed(simulation, experiment.problem, experiment.cohorts, held)
     inputs = rounds.inputs(
         experiment.problem, seeds=[experiment.spec.seed], hyper=hypers([experiment]), cohorts=designs([experiment])
     )
@@ -786,15 +789,6 @@ def batch_records(experiment: Experiment) -> int:
 def _round_flops(experiment: Experiment) -> float:
     steps = experiment.spec.local_steps * experiment.spec.cohort_size
     return 6.0 * experiment.num_params * batch_records(experiment) * steps
-
-
-def make_rounds(experiment: Experiment, simulation: engine.Simulation) -> engine.Simulation | streaming.Streamed:
-    """What makes the experiment's rounds: the simulation itself, or one that reads its records as it goes."""
-    if not experiment.dataset.streamed:
-        return simulation
-    return streaming.Streamed(
-        simulation, experiment.problem, experiment.cohorts, _held(experiment, simulation.shards)
-    )
 
 
 def _held(experiment: Experiment, shards: Shards) -> streaming.Room:

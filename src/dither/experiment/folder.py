@@ -526,14 +526,11 @@ def _json_ready(value: Any) -> Any:
 # later version of the code meets answers of an earlier one.
 
 
-def unfinished_folder() -> Path:
-    """$DITHER_CACHE, or the platform's cache folder, with "unfinished" below it."""
-    wish = os.environ.get("DITHER_CACHE", "")
-    if wish:
-        return Path(wish) / "unfinished"
+def cache_folder(name: str) -> Path:
+    """A folder for what can be computed again: in $DITHER_CACHE, or in the platform's cache folder."""
     from platformdirs import user_cache_path
 
-    return user_cache_path("dither") / "unfinished"
+    return Path(os.environ.get("DITHER_CACHE") or user_cache_path("dither")) / name
 
 
 class Unfinished:

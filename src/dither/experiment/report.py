@@ -213,6 +213,15 @@ class Epsilon:
 
 
 @dataclass(frozen=True)
+class RoundingMargin:
+    """What rounding before a sum could add to its proven ε, by a rule of thumb (errata G8): no proof."""
+
+    step: float
+    margin: float
+    epsilon: float
+
+
+@dataclass(frozen=True)
 class RunTraffic:
     """What an average client sends and receives in a round, and how many uploads were lost."""
 
@@ -227,8 +236,7 @@ class RunTraffic:
     open_seconds: float | None = None
     attempts: float | None = None
     enrol_seconds: float | None = None
-    # step, margin, epsilon: what rounding before a sum could add to its ε, by a rule of thumb (G8): no proof
-    rounding: dict[str, float] | None = None
+    rounding: RoundingMargin | None = None
 
     def text(self) -> str:
         """One line on what a round sends."""

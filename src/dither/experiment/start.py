@@ -77,8 +77,9 @@ class ProjectPlan:
     def lines(self) -> list[tuple[str, str]]:
         """What a person should know before anything is looked at."""
         total = sum(self.records)
+        classes = "classes as declared" if self.wanted.classes else "classes estimated (--classes declares them)"
         return [
-            ("tables", f"{len(self.files)}, {total:,} records, label {self.wanted.label!r}"),
+            ("tables", f"{len(self.files)}, {total:,} records, label {self.wanted.label!r}, {classes}"),
             (
                 "ε in all",
                 f"{self.budgets.epsilon:g} at δ = {self.budgets.delta:g}, for each file: its budget in the ledger",

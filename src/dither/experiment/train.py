@@ -25,7 +25,16 @@ from dither.experiment import build, plots
 from dither.experiment.build import Compiled, Experiment, build_experiment, choose
 from dither.experiment.folder import Checkpoint, RunFolder, lock, to_json, write_text
 from dither.experiment.metrics import diverged_model, judge_run
-from dither.experiment.report import DiskReads, Epsilon, LedgerCharge, Report, RunTraffic, encode, load
+from dither.experiment.report import (
+    DiskReads,
+    Epsilon,
+    LedgerCharge,
+    Report,
+    RoundingMargin,
+    RunTraffic,
+    encode,
+    load,
+)
 from dither.models import leaf_name
 from dither.simulation import distributed, engine
 from dither.simulation.arrays import Shards
@@ -685,7 +694,7 @@ def _with_aggregation(report: Report, experiment: Experiment, missing: int) -> R
         )
     margin = build.rounding(experiment, missing)
     if margin is not None:
-        seen = replace(seen, rounding=margin)
+        seen = replace(seen, rounding=RoundingMargin(**margin))
     return replace(report, traffic=seen, epsilon=replace(report.epsilon, table=table))
 
 

@@ -250,6 +250,8 @@ class Mailbox:
                 self._asked[address] = mark
         for number, body in self.transport.pull(list(self._hellos)) if self._hellos else []:
             address, quoted = self._hellos.pop(number)
+            if body is None:  # it was lost on the way: greet again
+                self._asked.pop(address, None)
             message = self._read(self._public, body, quoted) if body is not None else None
             if message is not None and message.kind == "hello" and (facts := _facts(message)) is not None:
                 self._address[message.sender] = address

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dither.experiment import build
-from dither.experiment.folder import to_json, write_bytes
+from dither.experiment.folder import cache_folder, to_json, write_bytes
 from dither.reproduction.figure import FinishedRun
 from dither.spec import Spec
 
@@ -25,21 +24,11 @@ NUMERICS = 3  # raise it when the same spec trains to other numbers (tests/repro
 ACCOUNTING = 1  # raise it when the same spec is accounted to another ε
 
 
-def default_folder() -> Path:
-    """$DITHER_CACHE, or the platform's cache folder, with "reproduce" below it."""
-    folder = os.environ.get("DITHER_CACHE", "")
-    if folder:
-        return Path(folder) / "reproduce"
-    from platformdirs import user_cache_path
-
-    return user_cache_path("dither") / "reproduce"
-
-
 class Cache(Mapping[str, FinishedRun]):
     """Finished runs by `run_key`, read from disk when first asked for."""
 
     def __init__(self, folder: str | Path | None = None) -> None:
-        self.folder = Path(folder) if folder is not None else default_folder()
+        self.folder = Path(folder) if folder is not None else cache_folder("reproduce")
         self._seen: dict[str, FinishedRun] = {}
 
     def path(self, key: str) -> Path:

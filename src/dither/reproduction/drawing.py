@@ -1,10 +1,11 @@
-"""Pictures of figures, in one style: a row of panels for each view, mean lines with bands, legends outside."""
+"""Pictures of figures in one style, one for each view, as wide as a column of a paper or a phone."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Sequence
+from textwrap import fill
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,9 @@ from dither.reproduction.figure import AXIS_LABELS, VIEW_TITLES, Figure, Line, P
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
 BAND = 2.0  # standard errors
+WIDTH, HEIGHT = 3.45, 1.5  # inches: a column of a paper, or a phone; and a row of panels
+DPI = 220
+TITLE, TEXT, SMALL = 7.5, 7.0, 6.5  # points
 LEAST_RANGE = 0.02  # of an axis of accuracies: what differs by less does not look like a climb
 
 
@@ -62,40 +66,52 @@ def _series(view: View, panel: Panel, line: Line) -> Series:
     return Series(places[order], np.stack(finals, axis=1)[:, order], view.seeds)
 
 
-def draw(figure: Figure, views: Sequence[View]) -> Any:
-    """The figure as a matplotlib figure: rows of panels for each view."""
-    rows = [
-        (view, [panel for panel in panels if panel.row == number])
-        for view in views
-        for panels in [figure.panels(view)]
-        for number in sorted({panel.row for panel in panels})
-    ]
-    columns = max(len(panels) for _, panels in rows)
-    canvas = new_canvas(width=max(3.25 * columns + 2.5, 8.6), height=2.75 * len(rows) + 0.55)
+def draw(figure: Figure, view: View) -> Any:
+    """A view as a matplotlib figure: two panels beside each other, one legend for rows that share it."""
+    panels = figure.panels(view)
+    blocks: list[tuple[tuple[str, ...], list[list[Panel]]]] = []  # labels, and the rows of panels that have them
+    for number in sorted({panel.row for panel in panels}):
+        row = [panel for panel in panels if panel.row == number]
+        labels = tuple(dict.fromkeys(line.label for panel in row for line in panel.lines))
+        if not blocks or not set(labels) <= set(blocks[-1][0]):
+            blocks.append((labels, []))
+        blocks[-1][1].extend(row[at : at + 2] for at in range(0, len(row), 2))
+    keys = [-(-len(labels) // _legend_columns(labels)) for labels, _ in blocks]
+    heights = [HEIGHT * len(rows) + 0.13 * lines + 0.08 for (_, rows), lines in zip(blocks, keys, strict=True)]
+    title = fill(f"{figure.id}: {figure.title}", 56)
+    head = 0.3 + 0.12 * title.count("\n")
+    canvas = new_canvas(width=WIDTH, height=head + sum(heights), dpi=DPI)
+    canvas.get_layout_engine().set(w_pad=0.02, h_pad=0.02)
+    parts = canvas.subfigures(len(blocks) + 1, 1, height_ratios=[head, *heights], squeeze=False)[:, 0]
+    parts[0].text(0.01, 1.0, title, va="top", fontsize=TITLE, fontweight="bold", linespacing=1.1)
+    parts[0].text(0.01, 0.0, _subtitle(view), va="bottom", fontsize=SMALL, color=GREY)
     styles: dict[str, int] = {}
-    seeds = views[0].seeds
-    parts = canvas.subfigures(len(rows), 1, squeeze=False)[:, 0]
-    for (view, panels), part in zip(rows, parts, strict=True):
-        axes = part.subplots(1, len(panels), squeeze=False)[0]
+    for (labels, rows), part in zip(blocks, parts[1:], strict=True):
         handles: dict[str, Any] = {}
-        for axis, panel in zip(axes, panels, strict=False):
-            _draw_panel(axis, view, panel, styles, handles)
-        _share_scale(axes, panels)
-        part.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False, fontsize=8.5)
-        if len(views) > 1 and panels[0].row == 0:
-            title = VIEW_TITLES[view.kind] + (
-                "" if len(view.seeds) == len(seeds) else f" ({len(view.seeds)} seeds)"
-            )
-            part.suptitle(title, x=0.012, ha="left", fontsize=9.5, color=GREY, fontweight="bold")
-    spread = f"mean and ±{BAND:g} standard errors over {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
-    if not seeds:
-        spread = "formulas, no runs"
-    name = f"{figure.id}   {figure.title}"
-    canvas.suptitle(f"{name}\n", x=0.012, ha="left", fontsize=11, fontweight="bold")
-    canvas.text(
-        0.012, 1 - 0.36 / canvas.get_figheight(), f"{spread}; scale: {views[0].scale_name}", fontsize=8, color=GREY
-    )
+        shown: list[tuple[Any, Panel]] = []
+        for row, strip in zip(rows, part.subfigures(len(rows), 1, squeeze=False)[:, 0], strict=True):
+            axes = strip.subplots(1, len(row), squeeze=False)[0]
+            for axis, panel in zip(axes, row, strict=True):
+                _draw_panel(axis, view, panel, styles, handles)
+                shown.append((axis, panel))
+        _share_scale([axis for axis, _ in shown], [panel for _, panel in shown])
+        part.legend(
+            handles.values(), handles.keys(), loc="outside lower center", frameon=False, fontsize=SMALL,
+            ncols=_legend_columns(labels), handlelength=1.6, columnspacing=1.0, borderaxespad=0.0, borderpad=0.1,
+        )  # fmt: skip
     return canvas
+
+
+def _legend_columns(labels: Sequence[str]) -> int:
+    """As many names beside each other as there is room for: a character takes about 0.046 inches, a line 0.25."""
+    longest = 0.25 + 0.046 * max(map(len, labels))
+    return max(1, min(len(labels), int(WIDTH / longest)))
+
+
+def _subtitle(view: View) -> str:
+    seeds = len(view.seeds)
+    spread = f"mean and ±{BAND:g} standard errors over {seeds} seeds" if seeds > 1 else "one seed"
+    return f"{VIEW_TITLES[view.kind]}; {spread if seeds else 'formulas, no runs'}; scale {view.scale_name}"
 
 
 def _draw_panel(axis: Any, view: View, panel: Panel, styles: dict[str, int], handles: dict[str, Any]) -> None:
@@ -113,9 +129,9 @@ def _draw_panel(axis: Any, view: View, panel: Panel, styles: dict[str, int], han
                 mean,
                 color=colour,
                 linestyle="--" if line.dashed else "-",
-                linewidth=1.7,
+                linewidth=1.1,
                 marker=MARKS[number % len(MARKS)] if marked else None,
-                markersize=4.5,
+                markersize=2.8,
             )
             if len(points.values) > 1:
                 low, high = mean - BAND * error, mean + BAND * error
@@ -123,7 +139,7 @@ def _draw_panel(axis: Any, view: View, panel: Panel, styles: dict[str, int], han
                     low = np.where(low > 0, low, mean**2 / high)
                 axis.fill_between(points.x, low, high, color=colour, alpha=0.16, linewidth=0)
         if line.until is not None and not marked:
-            axis.plot(points.x[-1:], mean[-1:], color=colour, marker="o", markersize=5)
+            axis.plot(points.x[-1:], mean[-1:], color=colour, marker="o", markersize=3)
         handles.setdefault(line.label, handle)
         finite = mean[np.isfinite(mean)]
         if len(finite):
@@ -141,11 +157,12 @@ def _draw_panel(axis: Any, view: View, panel: Panel, styles: dict[str, int], han
             axis.minorticks_off()
     else:
         axis.xaxis.get_major_locator().set_params(integer=True)
-    axis.set_xlabel(panel.axis.label if panel.axis is not None else panel.x_label, fontsize=9)
-    axis.set_ylabel(panel.y_label or AXIS_LABELS[panel.metric], fontsize=9)
-    axis.tick_params(labelsize=8)
+    axis.set_xlabel(panel.axis.label if panel.axis is not None else panel.x_label, fontsize=TEXT, labelpad=1)
+    y_label = fill(panel.y_label or AXIS_LABELS[panel.metric], 24, break_on_hyphens=False)
+    axis.set_ylabel(y_label, fontsize=TEXT, labelpad=1)
+    axis.tick_params(labelsize=SMALL, length=2, pad=1.5)
     if panel.title:
-        axis.set_title(panel.title, fontsize=9.5, loc="left")
+        axis.set_title(panel.title, fontsize=TEXT, loc="left", pad=3)
     axis.margins(x=0.03)
 
 

@@ -53,17 +53,19 @@ class Robustness:
         """The settings that were computed and judged."""
         return [row for row in self.verdicts if row["verdict"] not in (NOT_COMPUTED, NOT_JUDGED)]
 
-    @property
-    def deciding(self) -> list[str]:
-        """The open settings on which the verdict depends: with another value it is another."""
-        reference, *others = self.verdicts
-        opposite = {HOLDS: {FAILS}, FAILS: {HOLDS}}.get(reference["verdict"], {HOLDS, FAILS})
-        decisive = [row["changes"] for row in others if row["verdict"] in opposite]
+    def deciding(self, printed: str = INCONCLUSIVE) -> list[str]:
+        """The open settings on which the verdict depends: with another value it is the opposite. Where the
+        reference is undecided here, its verdict as printed counts; without any, what decides it in both ways."""
+        reference, *others = (row["verdict"] for row in self.verdicts)
+        opposite = {HOLDS: {FAILS}, FAILS: {HOLDS}}
+        against = opposite.get(reference) or opposite.get(printed, {HOLDS, FAILS})
+        if not against <= set(others):
+            return []
+        decisive = [row["changes"] for row in self.verdicts[1:] if row["verdict"] in against]
         single = [changes for changes in decisive if ", " not in changes]
         return list(dict.fromkeys(single or decisive))
 
-    @property
-    def text(self) -> str:
+    def describe(self, printed: str = INCONCLUSIVE) -> str:
         """ "holds in 11 of 14 settings, fails in 1, undecided in 2; rate decides"."""
         tally = Counter(row["verdict"] for row in self.computed)
         missing = sum(row["verdict"] == NOT_COMPUTED for row in self.verdicts)
@@ -72,8 +74,12 @@ class Robustness:
         others = {"fails": tally[FAILS], "undecided": tally[INCONCLUSIVE]}
         counts = [f"holds in {tally[HOLDS]} of {counted(len(self.computed), 'setting')}"]
         parts = [", ".join(counts + [f"{status} in {number}" for status, number in others.items() if number])]
-        if self.deciding:
-            names = [name.replace(", ", " with ") for name in self.deciding]
+        if tally[INCONCLUSIVE] == len(self.computed):
+            parts = [f"undecided in all {counted(len(self.computed), 'setting')}"]
+        elif self.verdicts[0]["verdict"] == INCONCLUSIVE:
+            parts[0] += " (the reference too)"
+        names = [name.replace(", ", " with ") for name in self.deciding(printed)]
+        if names:
             listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
             parts.append(f"{listed} {'decides' if len(names) == 1 else 'decide'}")
         return "; ".join(parts + ([f"{missing} not computed"] if missing else []))
@@ -110,7 +116,12 @@ class JudgedCriterion:
         line = (
             f"{self.printed.status}; deployed: {self.status('deployed')}; equal proven ε: {self.status('proven')}"
         )
-        return f"{line}; {self.robustness.text}" if self.robustness else line
+        return f"{line}; {self.robust_text}" if self.robustness else line
+
+    @property
+    def robust_text(self) -> str:
+        """How it fares where open settings are changed; "" where that was not asked."""
+        return self.robustness.describe(self.printed.status) if self.robustness else ""
 
 
 def counted(number: int, thing: str) -> str:

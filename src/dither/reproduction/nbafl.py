@@ -45,8 +45,11 @@ def settings(view: View) -> list[Setting]:
 
 def over_rounds(view: View) -> list[Panel]:
     """Training loss against aggregations, and the last of them by themselves."""
-    first = max(view.base.num_rounds - LAST, 0)
-    return [_over_rounds("", settings(view)), _over_rounds("the end", settings(view))._replace(first=first)]
+    panels = [_over_rounds("", settings(view))]
+    if not view.proven:  # there the noise drowns everything
+        first = max(view.base.num_rounds - LAST, 0)
+        panels.append(_over_rounds("the end", settings(view))._replace(first=first))
+    return panels
 
 
 def _over_rounds(title: str, lines: list[Setting]) -> Panel:

@@ -17,7 +17,6 @@ from dither.reproduction.judging import FAILS, HOLDS, INCONCLUSIVE, NOT_JUDGED, 
 if TYPE_CHECKING:
     from dither.reproduction.running import Reproduction
 
-_WIDE = 1200  # pixels from which on a picture has the page's whole width
 _LONG = 260  # characters of a verdict that are shown at once
 _CLASS = {HOLDS: "holds", FAILS: "fails", INCONCLUSIVE: "open", NOT_JUDGED: "mute"}
 
@@ -140,7 +139,6 @@ def _summary(result: Reproduction) -> str:
     for figure in result.figures:
         for claim in figure.claims:
             name = claim.id + (f"<small>{escape(claim.variant)}</small>" if claim.variant else "")
-            robust = claim.robustness.text if claim.robustness else ""
             views = "".join(
                 f'<td data-label="{title}">{_badge(getattr(claim, which))}</td>'
                 for which, title in VIEW_TITLES.items()
@@ -148,7 +146,7 @@ def _summary(result: Reproduction) -> str:
             lines.append(
                 f'<tr class="{"variant" if claim.variant else ""}"><th scope="row">{name}</th>'
                 f"<td>{escape(claim.claim)}</td>{views}"
-                f'<td data-label="with open settings changed">{escape(robust)}</td>'
+                f'<td data-label="with open settings changed">{escape(claim.robust_text)}</td>'
                 f'<td data-label="figure"><a href="#{_anchor(figure)}">{escape(figure.id)}</a></td></tr>'
             )
     number = len({claim.id for claim in result.claims})
@@ -175,14 +173,11 @@ def _badge(verdict: Verdict | None) -> str:
 
 
 def _figure(figure: FigureResult, folder: Path) -> str:
-    wide = ""
-    if figure.refused:
-        picture = f'<p class="refused">Not computed: {escape(figure.refused)}</p>'
-    else:
-        drawn = (folder / figure.files[0]).read_bytes()
-        wide = ' class="wide"' if int.from_bytes(drawn[16:20], "big") > _WIDE else ""
-        alt = escape(f"{figure.title}. {figure.shows}")
-        picture = f'<img alt="{alt}" src="data:image/png;base64,{base64.b64encode(drawn).decode()}">'
+    pictures = f'<p class="refused">Not computed: {escape(figure.refused)}</p>' if figure.refused else ""
+    alt = escape(f"{figure.title}. {figure.shows}")
+    for name in (name for name in figure.files if name.endswith(".png")):
+        drawn = base64.b64encode((folder / name).read_bytes()).decode()
+        pictures += f'<img alt="{alt}" src="data:image/png;base64,{drawn}">'
     compute = f"{counted(figure.runs, 'run')}, {figure.seconds:.0f} s on {', '.join(figure.devices)}; "
     rows = [
         ("data", figure.data),
@@ -201,8 +196,8 @@ def _figure(figure: FigureResult, folder: Path) -> str:
     epsilons = [asdict(row) for row in figure.epsilons]
     spent = f"claimed and proven ε of {counted(len(epsilons), 'setting')}"
     return (
-        f'<article id="{_anchor(figure)}"{wide}><h3>Fig. {figure.number}: {escape(figure.title)}</h3>'
-        f"<figure>{picture}<figcaption>{escape(' '.join([figure.shows, *figure.notes]))}</figcaption></figure>"
+        f'<article id="{_anchor(figure)}"><h3>Fig. {figure.number}: {escape(figure.title)}</h3>'
+        f"<figure>{pictures}<figcaption>{escape(' '.join([figure.shows, *figure.notes]))}</figcaption></figure>"
         f'<div class="beside">{"".join(_claim(claim) for claim in figure.claims)}</div>'
         f"{tables}{_details('what the paper leaves open', figure.open)}"
         f"{_details(spent, epsilons)}"
@@ -225,7 +220,7 @@ def _claim(claim: JudgedCriterion) -> str:
         parts.append(f'<p class="why">{escape(why)}</p>')
     robust = claim.robustness
     if robust:
-        parts.append(f"<p>{escape(robust.text)} (scale {escape(robust.scale)})</p>")
+        parts.append(f"<p>{escape(claim.robust_text)} (scale {escape(robust.scale)})</p>")
     tables = _details("numbers", numbers) + _details("open settings", robust.verdicts if robust else ())
     return f'<div class="claim">{"".join(parts)}{tables}</div>'
 

@@ -184,7 +184,7 @@ def _reproduced(
         judged = _judged_figure(figure, views, refused, robust_verdicts)
         if task.folder is not None and not judged.refused:
             complete = [_widest(view) for view in views if all(key in runs for key in view.shown())]
-            judged = replace(judged, files=_draw(figure, complete, task.folder))
+            judged = replace(judged, files=draw_figure(figure, complete, task.folder))
         figures.append(judged)
         if on_figure:
             on_figure(judged)
@@ -504,14 +504,17 @@ def _widest(view: View) -> View:
     return next((each for each in reversed(wider) if all(key in each.runs for key in each.shown())), view)
 
 
-def _draw(figure: Figure, views: Sequence[View], folder: Path) -> tuple[str, ...]:
-    """Write the picture and its numbers; returns the files' names."""
-    stem, canvas = figure.id.replace("/", "-"), drawing.draw(figure, views)
-    write_bytes(folder / f"{stem}.png", drawing.encoded(canvas, "png"))
-    canvas.set_layout_engine("none")  # both pictures in the layout of the first
-    write_bytes(folder / f"{stem}.svg", drawing.encoded(canvas, "svg"))
+def draw_figure(figure: Figure, views: Sequence[View], folder: Path) -> tuple[str, ...]:
+    """Write a picture for each view and the numbers of all; returns the files' names."""
+    stem = figure.id.replace("/", "-")
+    for view in views:
+        canvas = drawing.draw(figure, view)
+        write_bytes(folder / f"{stem}-{view.kind}.png", drawing.encoded(canvas, "png"))
+        canvas.set_layout_engine("none")  # both pictures in the layout of the first
+        write_bytes(folder / f"{stem}-{view.kind}.svg", drawing.encoded(canvas, "svg"))
     write_text(folder / f"{stem}.csv", drawing.to_csv(figure, views))
-    return tuple(f"{stem}.{kind}" for kind in ("png", "svg", "csv"))
+    pictures = [f"{stem}-{view.kind}.{kind}" for kind in ("png", "svg") for view in views]
+    return (*pictures, f"{stem}.csv")
 
 
 def _judged(criterion: Criterion, views: Sequence[View]) -> JudgedCriterion:

@@ -21,7 +21,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,8 @@ _STUCK_SECONDS = 3.0  # without an answer, before the coordinator looks at who h
 _JOIN_SECONDS = 20.0  # for a connected site's job process to speak
 _LISTED = 1024  # newest questions that a site confirms
 _KEPT = 2  # newest answers that a site can send again
-_WAITING = 16  # questions that a site holds: the coordinator asks one after the other
+_MOST_WAITING = 1 << 28  # bytes of questions that a site holds
+_EACH = 1 << 10  # bytes that a question takes besides its body
 
 
 class AuxTransport:
@@ -170,7 +170,8 @@ class RelayExecutor(Executor):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self._path = Path(os.environ[SOCKET])
-        self._questions: queue.Queue[tuple[str, bytes]] = queue.Queue(_WAITING)
+        self._questions: queue.Queue[tuple[str, bytes]] = queue.Queue()
+        self._waiting, self._counting = 0, threading.Lock()  # bytes of them
         self._received: deque[str] = deque(maxlen=_LISTED)
         self._answers: dict[str, bytes | None] = {}  # the newest, by question
 
@@ -202,14 +203,23 @@ class RelayExecutor(Executor):  # type: ignore[misc]
     def _on_question(self, topic: str, request: Any, fl_ctx: Any) -> Any:
         number, body = request.get("number"), request.get("body")
         if isinstance(number, str) and isinstance(body, bytes):
-            with suppress(queue.Full):  # not confirmed: the server asks again
-                self._questions.put_nowait((number, body))
-                self._received.append(number)
+            if not self._make_room(len(body) + _EACH):
+                return make_reply(ReturnCode.OK)  # not confirmed: the server asks again
+            self._received.append(number)
+            self._questions.put((number, body))
         return make_reply(ReturnCode.OK)
+
+    def _make_room(self, size: int) -> bool:
+        """Count that many bytes more, unless there are too many."""
+        with self._counting:
+            fits = not self._waiting or self._waiting + size <= _MOST_WAITING
+            self._waiting += size * fits
+        return fits
 
     def _answer_all(self) -> None:
         while True:
             number, body = self._questions.get()
+            self._make_room(-len(body) - _EACH)
             try:
                 answer: bytes | None = hand_over(self._path, body)
             except OSError:  # the process died with the question in its hands, or there is none
