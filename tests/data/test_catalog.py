@@ -412,7 +412,7 @@ def test_wrong_files(tmp_path: Path, patients: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere\.csv' not found"):
         data.load(path=tmp_path / "nowhere.csv", label="x")
     (tmp_path / "t.xlsx").write_text("x")
-    with pytest.raises(DataError, match=r"suffix '\.xlsx' is not supported; give a \.csv"):
+    with pytest.raises(DataError, match=r"suffix '\.xlsx' is not supported; give \.csv"):
         data.load(path=tmp_path / "t.xlsx", label="x")
     (tmp_path / "t.parquet").write_text("not parquet")
     with pytest.raises(DataError, match="cannot be read as a parquet table"):
