@@ -14,7 +14,7 @@ import dither
 from dither import cli
 from dither.accounting.ledger.runs import EVERY_RECORD, Budget, Ledger, data_id
 from dither.errors import BudgetExhausted, ConfigError, DitherError
-from dither.experiment.folder import FORMAT
+from dither.experiment.folder import RunFolder
 from dither.experiment.train import resume
 from dither.spec import Spec
 
@@ -99,16 +99,19 @@ def train(place, path, **arguments):
 
 
 def emptied(source, target):
-    """A copy of a run folder in which no round has been made, by an owner who takes the digests away as well."""
+    """A copy of a run folder in which no round has been made, by an owner who writes the digests anew as well."""
     shutil.copytree(
         source,
         target,
         ignore=shutil.ignore_patterns("local", "metrics.jsonl", "summary.json", "model.safetensors"),
     )
-    (target / "digests.json").unlink()
-    text = (target / "provenance.json").read_text()
-    (target / "provenance.json").write_text(text.replace(f',\n  "format": {FORMAT}', ""))
+    rewrite_digests(target)
     return target
+
+
+def rewrite_digests(folder):
+    kept = RunFolder(folder)
+    kept._save_digests({"files": kept._digests_of(), "begun": []})
 
 
 def test_another_seed_in_a_copied_folder_is_charged(place):
@@ -118,6 +121,7 @@ def test_another_seed_in_a_copied_folder_is_charged(place):
     for seed in (1, 2):
         copy = emptied(place / "first", place / f"copy{seed}")
         (copy / "spec.toml").write_text(spec.replace("\nseed = 0\n", f"\nseed = {seed}\n"))
+        rewrite_digests(copy)
         resume(copy)
         models.add((copy / "model.safetensors").read_bytes())
     assert len(models) == 3
