@@ -153,8 +153,6 @@ def test_a_folder_of_the_version_before_loads(finished, tmp_path):
     text = (copy / "provenance.json").read_text()
     (copy / "provenance.json").write_text(text.replace(f',\n  "format": {runs.FORMAT}', ""))
     assert dither.load(copy).summary == dither.load(finished).summary
-    (copy / "summary.json").unlink()
-    assert runs.RunFolder(copy).load_checkpoint().round == 4
 
 
 def test_a_federation(tmp_path):

@@ -124,8 +124,9 @@ def test_a_federation_trains_the_file_that_its_parties_approved(own, tmp_path, m
 def test_a_party_takes_no_file_that_its_owner_did_not_approve(own, monkeypatch):
     spec = agreement.federated_spec(small_spec(**{"model.name": "my_model.py:net"}), 4, "x")
     terms = agreement.Agreement(
-        "f", "r1", spec, None, ("0", "1"), 30, (), ("a", "b", "c", "d"), (9,) * 4
-    ).to_dict()
+        federation="f", run="r1", spec=spec, schema=None, classes=("0", "1"), num_features=30, image_shape=(),
+        names=("a", "b", "c", "d"), sizes=(9,) * 4,
+    ).to_dict()  # fmt: skip
     assert agreement.Agreement.from_dict(terms).spec.model == spec.model
     monkeypatch.setattr(code, "_approved", {})  # as on a machine whose owner approved nothing
     with pytest.raises(FederationError, match="approve your own file with --model FILE"):

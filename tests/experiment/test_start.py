@@ -13,6 +13,7 @@ from dither.experiment import start
 from dither.experiment.account import account
 from dither.experiment.private_schema import Wanted
 from dither.experiment.statement import statement
+from dither.spec import Spec
 from tests.experiment.test_private_schema import clinic
 
 
@@ -28,17 +29,30 @@ def folder(tmp_path):
 
 def test_a_plan_needs_headers_and_counts_alone(folder, monkeypatch):
     monkeypatch.setattr(start, "private_schema", lambda *_: pytest.fail("looked"))
-    plan = start.plan_project(folder, Wanted("ill"))
+    ill = Wanted("ill", classes=("no", "yes"))
+    plan = start.plan_project(folder, ill)
     assert plan.records == (1200, 1200)
     budgets = plan.budgets
     assert (budgets.epsilon, budgets.delta) == (1.0, 1e-5)
     assert budgets.schema < budgets.evaluation < budgets.training < 1.0
     assert budgets.schema + budgets.evaluation + budgets.training > 1.0  # they compose better than they add up
-    assert start.plan_project(folder, Wanted("ill"), delta=1e-7).budgets.delta == 1e-7
+    assert start.plan_project(folder, ill, delta=1e-7).budgets.delta == 1e-7
     with pytest.raises(SpecError, match="add up to 1"):
-        start.plan_project(folder, Wanted("ill"), shares=(0.5, 0.5, 0.5))
+        start.plan_project(folder, ill, shares=(0.5, 0.5, 0.5))
     with pytest.raises(DataError, match="label column 'il'"):
         start.plan_project(folder, Wanted("il"))
+
+
+def test_classes_that_cannot_be_found_are_asked_for_before_anything_is_spent(folder, tmp_path):
+    with pytest.raises(DataError, match=r"6\d\d records of one table share it.* has 1,200: declare the classes"):
+        start.plan_project(folder, Wanted("ill"))
+    assert "classes no, yes" in start.plan_project(folder, Wanted("ill", classes=("no", "yes"))).lines()[0][1]
+    start.plan_project(folder, Wanted("age", "regression"))
+    found = start.plan_project(folder, Wanted("ill"), epsilon=6.0)
+    assert f"classes that {found.least_class} records of one table share" in found.lines()[0][1]
+    declared = start.plan_project(folder, Wanted("ill", classes=("no", "yes")))
+    (tmp_path / "federation.toml").write_text(start.federation_toml(declared, {}))
+    assert Spec.from_any(tmp_path / "federation.toml").data.class_names == ("no", "yes")
 
 
 def test_the_header_proposes_a_label(folder, tmp_path):
@@ -81,7 +95,7 @@ def test_one_epsilon_covers_everything(folder, tmp_path):
     more = ["stats", str(folder / "north.csv"), "--epsilon", "0.5", "--ledger", str(book)]
     assert CliRunner().invoke(app, more).exit_code != 0
     with pytest.raises(SpecError, match="nothing is overwritten"):
-        start.start(folder, label="ill", out=out, ledger=book)
+        start.start(folder, label="ill", classes=("no", "yes"), out=out, ledger=book)
     with pytest.raises(DataError, match="has spent ε before"):
-        start.start(folder, label="ill", out=tmp_path / "second", ledger=book)
+        start.start(folder, label="ill", classes=("no", "yes"), out=tmp_path / "second", ledger=book)
     assert not (tmp_path / "second").exists()

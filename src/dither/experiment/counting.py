@@ -228,9 +228,7 @@ class Institution:
                 (text, int(n)) for text, n in zip(texts, counts, strict=True) if n and len(text) <= _LONGEST_NAME
             ]
             values.append(kept)
-        # A text that one record alone has is listed where its noise exceeds this: in no column of any question,
-        # but for chance `slip`. Of the 2, one is that record, one a discrete Gaussian's tail beyond a continuous.
-        threshold = 2 - std * ndtri(self.slip * question.share / len(question.columns))
+        threshold = name_threshold(question, self.mu, self.slip)
         listed = []
         for kept in values:
             noisy = self._noisy(np.array([n for _, n in kept], np.int64), std)
@@ -246,6 +244,13 @@ class Institution:
 def noise_std(question: Question, mu: float) -> float:
     """Of one institution's counts."""
     return math.sqrt(question.touched / (question.share * mu**2) + _ROUNDING)
+
+
+def name_threshold(question: Question, mu: float, slip: float) -> float:
+    """The noisy count above which an institution lists a text."""
+    # A text that one record alone has is listed where its noise exceeds this: in no column of any question, but
+    # for chance `slip`. Of the 2, one is that record, one a discrete Gaussian's tail beyond a continuous.
+    return 2 - noise_std(question, mu) * float(ndtri(slip * question.share / len(question.columns)))
 
 
 # Cells. A record touches one of every column in each of these (two in surveys and sums), a blank one none.

@@ -31,6 +31,7 @@ _SHARES = {"survey": 0.35, "look": 0.3, "cells": 0.35}  # of μ²
 _CONSTANT = 0.99  # share of one value from which on a column says nothing
 _COVERED = 0.5  # share of the values that the listed categories must cover
 _CLASSES_COVER = 0.9  # share of the labels that the listed classes must cover
+_FOUND = 5  # tables in which a class of fewer than one record in so many would not be found need declared classes
 _COPY = 0.05  # of the errors of a constant: a column that leaves fewer is a copy of the label
 
 
@@ -119,6 +120,22 @@ def estimate_schema(
     if not columns:
         raise DataError(f"no column of {name!r} can be a feature at this ε: use --keep COLUMN, or a larger ε")
     return Draft(Schema(estimated.label(), tuple(columns), name, privacy), excluded)
+
+
+def check_classes(
+    wanted: Wanted, header: Sequence[str], records: Sequence[int], budget: tuple[float, float]
+) -> int:
+    """How many records of one table must share a class for the schema to find it with this (ε, δ), if every column
+    holds texts. `DataError`, before anything is spent, where that is more than a fifth of the largest table."""
+    question = Question(NAMES, (wanted.label,), _SHARES["look"] / (len(wanted.features(header)[0]) + 1))
+    least = math.ceil(counting.name_threshold(question, *counting.mu_and_slip(*budget)))
+    if not wanted.classes and wanted.task != "regression" and least > max(records) / _FOUND:
+        raise DataError(
+            f"at this ε a class of {wanted.label!r} is found only where {least:,} records of one table share it, "
+            f"and the largest table has {max(records):,}: declare the classes (--classes yes,no; data.classes in "
+            "a federation), or say that the label is a number (--task regression)"
+        )
+    return least
 
 
 class _Label:

@@ -29,7 +29,7 @@ from dither.experiment.build import Experiment, build_experiment, choose
 from dither.experiment.defaults import TUNED
 from dither.experiment.evaluation import PrivateScores, evaluate_privately
 from dither.experiment.folder import to_json, write_text
-from dither.experiment.private_schema import Wanted, private_schema
+from dither.experiment.private_schema import Wanted, check_classes, private_schema
 from dither.experiment.report import Report
 from dither.experiment.train import run
 from dither.privacy.discrete import Words
@@ -73,13 +73,17 @@ class ProjectPlan:
     records: tuple[int, ...]
     wanted: Wanted
     budgets: Budgets
+    least_class: int  # records of one table that must share a class for it to be found
 
     def lines(self) -> list[tuple[str, str]]:
         """What a person should know before anything is looked at."""
-        total = sum(self.records)
-        classes = "classes as declared" if self.wanted.classes else "classes estimated (--classes declares them)"
+        total, label = sum(self.records), f"label {self.wanted.label!r}"
+        if self.wanted.classes:
+            label += f" with classes {', '.join(self.wanted.classes)}"
+        elif self.wanted.task != "regression":
+            label += f", classes that {self.least_class:,} records of one table share (--classes declares them)"
         return [
-            ("tables", f"{len(self.files)}, {total:,} records, label {self.wanted.label!r}, {classes}"),
+            ("tables", f"{len(self.files)}, {total:,} records, {label}"),
             (
                 "ε in all",
                 f"{self.budgets.epsilon:g} at δ = {self.budgets.delta:g}, for each file: its budget in the ledger",
@@ -141,9 +145,10 @@ def plan_project(
     share, as parts compose better than they add up."""
     files = table_files(path)
     tables = [counting.read(file) for file in files]
-    wanted.features(counting.shared_columns(tables))
     records = tuple(map(len, tables))
-    return ProjectPlan(tuple(files), records, wanted, Budgets.split(epsilon, sum(records), delta, shares))
+    budgets = Budgets.split(epsilon, sum(records), delta, shares)
+    least = check_classes(wanted, counting.shared_columns(tables), records, (budgets.schema, budgets.delta))
+    return ProjectPlan(tuple(files), records, wanted, budgets, least)
 
 
 def start_project(
@@ -228,11 +233,13 @@ def federation_toml(plan: ProjectPlan, values: Mapping[str, Any]) -> str:
     import tomli_w
 
     tuned = {key: value for key, value in values.items() if key in TUNED}
+    wanted = plan.wanted
     content = {
         "num_clients": 0,
         "cohort_size": len(plan.files),
+        "task": wanted.task,
         **{key: value for key, value in tuned.items() if "." not in key},
-        "data": {"label": plan.wanted.label, "partition": "files"},
+        "data": {"label": wanted.label, "classes": ",".join(wanted.classes), "partition": "files"},
         "privacy": {
             "project_epsilon": plan.budgets.epsilon,
             **{key.partition(".")[2]: value for key, value in tuned.items() if "." in key},

@@ -22,7 +22,7 @@ from dither.experiment.counting import MOST_NAMES, Question
 from dither.experiment.defaults import TUNED, federated_defaults
 from dither.experiment.evaluation import PrivateScores, private_scores
 from dither.experiment.folder import read_checked, write_checked, write_text
-from dither.experiment.private_schema import Wanted, estimate_schema
+from dither.experiment.private_schema import Wanted, check_classes, estimate_schema
 from dither.experiment.start import Budgets, calibrated
 from dither.experiment.statistics import Statistics, describe
 from dither.federation.agreement import Agreement, federated_spec, held_out_rows
@@ -241,7 +241,8 @@ class FederatedProject:
         path = coordinator.journal.path / "schema" / "schema.toml"
         if not path.is_file():
             asking = StatisticsCoordinator(coordinator, "schema", (budgets.schema, budgets.delta))
-            wanted = Wanted(self._spec.data.label, self._spec.task)
+            wanted = Wanted(self._spec.data.label, self._spec.task, self._spec.data.class_names)
+            check_classes(wanted, asking.header, coordinator.records_of(names), (budgets.schema, budgets.delta))
             privacy = SchemaPrivacy(budgets.schema, budgets.delta, f"schema-{asking.agreement.run}")
             drafted = estimate_schema(asking, asking.header, wanted, privacy, "parties")
             drafted.schema.save(path)

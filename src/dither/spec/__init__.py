@@ -98,6 +98,9 @@ class DataSpec:
     )
     id: str = _key("", "your name for the records of path: the ledger charges files with the same name together")
     label: str = _key("", "label column of path")
+    classes: str = _key(
+        "", "dither serve with project_epsilon: public classes of the label, separated by commas; empty: estimated"
+    )
     label_bounds: tuple[float, ...] = _key(
         (), "regression: public bounds [low, high] of the label; empty: those of the schema"
     )
@@ -137,6 +140,11 @@ class DataSpec:
         ("auto", "yes", "no"),
     )
     stream_memory: float = _key(1.0, "gigabytes of streamed records held at once", above=0.0)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The declared classes of the label."""
+        return tuple(name.strip() for name in self.classes.split(",") if name.strip())
 
     @property
     def paths(self) -> str | tuple[str, ...]:
@@ -739,6 +747,11 @@ def _check_data(spec: Spec) -> None:
         raise SpecError(
             "data.split='rows' holds out rows of your own tables (data.path) by their numbers: it goes with "
             "data.partition 'iid', 'files' or 'column', without data.part"
+        )
+    if spec.data.classes and not spec.privacy.project_epsilon:
+        raise SpecError(
+            "data.classes declares classes for dither serve with privacy.project_epsilon; elsewhere list them in "
+            "the schema (data.schema)"
         )
     if spec.data.transform != "none" and spec.privacy.project_epsilon:
         raise SpecError(
