@@ -22,6 +22,7 @@ from dither.experiment.folder import is_free
 from dither.federation import keys
 
 _SOON_DAYS = 30  # before a certificate expires
+_READ_SECONDS = 5.0  # until a silent connection is closed
 _CONNECTIONS = 16  # of the endpoint at once
 
 
@@ -136,7 +137,7 @@ class Endpoint:
         began, progress, reading = time.monotonic(), RunProgress(folder), threading.Lock()
 
         class Handler(BaseHTTPRequestHandler):
-            timeout = 5.0
+            timeout = _READ_SECONDS
             server_version, sys_version = "dither", ""
 
             def do_GET(self) -> None:
