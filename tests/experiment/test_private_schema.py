@@ -1,6 +1,7 @@
 """Tests of `dither.experiment.private_schema`: a schema that an ε covers."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -241,3 +242,15 @@ def test_mistakes_are_named(tmp_path):
 def test_columns_are_of_the_expected_kinds():
     kinds = {column.name: type(column) for column in estimated(seed=3).schema.columns}
     assert kinds == {"age": Numeric, "year": Numeric, "grade": Categorical, "dose": Numeric}
+
+
+@pytest.mark.parametrize(("std", "told"), [(570.0, True), (2000.0, False)])
+def test_a_copy_of_the_label_is_told_from_counts_whose_noise_allows_it(std, told):
+    """Of 200,000 records 8% are ill, as in benchmarks/messy.py, where 60 columns make the deviation 570."""
+    counts = np.array([[184_000, 0, 0], [0, 16_000, 0], [0, 0, 0]])
+    estimates = object.__new__(_Estimates)
+    estimates._std, estimates._cells = std, {"ill": counts}
+    estimates._label = SimpleNamespace(classes=("no", "yes"), wanted=SimpleNamespace(label="ill"))
+    assert estimates._copies_label(counts) is told
+    helpful = np.array([[150_000, 34_000, 0], [4_000, 12_000, 0], [0, 0, 0]])
+    assert not estimates._copies_label(helpful)

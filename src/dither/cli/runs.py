@@ -303,6 +303,8 @@ def _print_project(done: Project) -> None:
         typer.echo(f"left out: {column!r} {why}")
     title = f"Private scores on {done.scores.records:,} records that training left out"
     common.print_table(done.scores.rows(), title=title, footer="intervals of 95% include the noise")
+    if done.too_good:
+        typer.echo("too good to be true? look for a column that follows from the label, and leave it out (--drop)")
     print_split(done.split)
     gaps = uncovered(done.report.epsilon.main)
     covers = "covers all of it" if not gaps else "covers all of it but what follows"

@@ -33,6 +33,7 @@ _COVERED = 0.5  # share of the values that the listed categories must cover
 _CLASSES_COVER = 0.9  # share of the labels that the listed classes must cover
 _FOUND = 5  # tables in which a class of fewer than one record in so many would not be found need declared classes
 _COPY = 0.05  # of the errors of a constant: a column that leaves fewer is a copy of the label
+_CLEAR = 0.3  # of these errors: where three deviations of the noise are more, nothing can be told
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,7 @@ class _Estimates:
             0.0, float(per_class.sum() - cells[:, seen].sum())
         )  # values too rare to stand out explain nothing
         noise = 3 * self._std * math.sqrt(max(1, len(seen) * len(per_class)))
-        return noise < 0.2 * errors and left < _COPY * errors + noise
+        return noise < _CLEAR * errors and left < _COPY * errors + noise
 
     def column(self, name: str) -> Column:
         """The column with its estimated values."""

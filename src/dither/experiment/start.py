@@ -39,6 +39,7 @@ SHARES = (0.05, 0.85, 0.10)  # of μ²: schema, training, evaluation
 _FILTER = 0.75  # of δ that is left where a sampled run comes among others (`ledger.filter`)
 _TARGET = 0.9995, 0.993  # of ε: most and least that the parts may come to
 _STEPS = 8
+_TOO_GOOD = 0.98
 _LABELS = re.compile(
     r"^(label|target|outcome|class|y|result|response|diagnosis|readmitted|survived|income)$", re.I
 )
@@ -108,6 +109,13 @@ class Project:
     def epsilon(self) -> SpentPart:
         """The one ε."""
         return self.split[-1]
+
+    @property
+    def too_good(self) -> bool:
+        """Whether the private scores make one think that a feature follows from the label."""
+        return any(
+            self.scores.model[name].value > _TOO_GOOD for name in ("auc", "r2") if name in self.scores.model
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return {
