@@ -40,8 +40,7 @@ def test_a_question_does_not_read_the_whole_run_again(endpoint, tmp_path, monkey
     assert len(read) == 200
 
 
-def test_connections_that_say_nothing_keep_nobody_out(endpoint, monkeypatch):
-    monkeypatch.setattr(health, "_READ_SECONDS", 0.5)
+def test_connections_that_say_nothing_keep_nobody_out(endpoint):
     before = threading.active_count()
     silent = [socket.create_connection(("127.0.0.1", endpoint.port)) for _ in range(100)]
     try:

@@ -22,7 +22,6 @@ from dither.experiment.folder import is_free
 from dither.federation import keys
 
 _SOON_DAYS = 30  # before a certificate expires
-_READ_SECONDS = 5.0  # until a silent connection is closed
 _CONNECTIONS = 16  # of the endpoint at once
 
 
@@ -112,6 +111,7 @@ class _Server(ThreadingHTTPServer):
     """Takes few connections at once: the oldest makes room for a new one."""
 
     daemon_threads = True
+    request_queue_size = 128  # strangers that connect in a burst do not make others wait for a second attempt
 
     def __init__(self, *arguments: Any) -> None:
         self._open: deque[Any] = deque()
@@ -137,7 +137,7 @@ class Endpoint:
         began, progress, reading = time.monotonic(), RunProgress(folder), threading.Lock()
 
         class Handler(BaseHTTPRequestHandler):
-            timeout = _READ_SECONDS
+            timeout = 5.0
             server_version, sys_version = "dither", ""
 
             def do_GET(self) -> None:
