@@ -58,9 +58,9 @@ def test_a_federation_of_five_from_the_compose_file(tmp_path):
     try:
         for name, service in services.items():
             (volume,) = service["volumes"]
-            home = tmp_path / volume.removesuffix(":/work")
+            home = tmp_path / volume.removesuffix(":/srv/dither")
             words = [
-                word.replace("/work", str(home))
+                word.replace("/srv/dither", str(home))
                 .replace("0.0.0.0:9440", f"127.0.0.1:{port}")
                 .replace("server:9440", f"localhost:{port}")
                 .replace("127.0.0.1:9441", f"127.0.0.1:{health}")
