@@ -95,7 +95,7 @@ def test_killed_nodes_and_a_killed_server(folder):
         run.kill("ann")
         run.join("ann")
         assert run.wait("server", 600) == 0, run.output("server")
-        assert "going on after round" in run.output("server")
+        assert "continuing after round" in run.output("server")
         same_bits(run.parties)
         run.parties.nodes = {name: run.parties.node(name) for name in NAMES}
         assert [run.parties.charged(name) for name in NAMES] == [list(range(12))] * 4
