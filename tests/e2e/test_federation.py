@@ -106,7 +106,7 @@ def test_killed_nodes_and_a_killed_server(folder, transport):
         run.kill("ann")
         run.join("ann")
         assert run.wait("server", 600) == 0, run.output("server")
-        assert "going on after round" in run.output("server")
+        assert "continuing after round" in run.output("server")
         same_bits(run.parties)
         assert ledgers(run) == {name: list(range(12)) for name in NAMES}
 

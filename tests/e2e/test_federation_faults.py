@@ -203,7 +203,7 @@ def test_a_superlink_that_dies_is_started_again(tmp_path):
         (link,) = [each for each in children if b"superlink" in Path(f"/proc/{each}/cmdline").read_bytes()]
         os.kill(link, signal.SIGKILL)
         assert run.wait("server", 600) == 0, run.output("server")
-        assert "Flower's SuperLink died; starting it again" in run.output("server")
+        assert "Flower's SuperLink died; restarting it" in run.output("server")
         assert [line["counted"] for line in rounds(run)][-1] == list(NAMES)
         for name in NAMES:
             assert run.wait(name, 60) == 0, run.output(name)
