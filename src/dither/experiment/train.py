@@ -218,12 +218,6 @@ def spending(
     book = Ledger(ledger or Ledger.default_path(), anchor=anchor)
     own_rows = spec.data.partition == "column"
     datasets = _identified(experiment, book, new_ledger=new_ledger)
-    budgets = [budget for budget in map(book.budget, datasets) if budget is not None]
-    if any(budget.view == "sum" for budget in budgets) and spec.aggregation == "off":
-        raise SpecError(
-            "the budget of this data is against a server that sees only sums, but secagg.mode is 'off': set it to "
-            "'real' or 'ideal', or set the budget for --view upload"
-        )
     # The run's name in the ledger holds all that determines what it releases: a folder whose spec, seed, records
     # or surroundings were changed is another run, which pays for itself.
     made_of = np.frombuffer(build.origin(experiment, folder.provenance()).encode(), np.uint8)
