@@ -668,7 +668,7 @@ def _method_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-_LEAST_CLIP = 1e-12
+_LEAST_CLIP = 1e-6  # beside it the squares that float32 loses do not count (docs/privacy.md, Totality)
 
 
 def _check_model(model: ModelSpec) -> None:
@@ -703,7 +703,7 @@ def _check_together(spec: Spec) -> None:
     for name, value in {"privacy.clip_norm": spec.privacy.clip_norm, **clips}.items():
         if 0 < value < _LEAST_CLIP:
             raise SpecError(
-                f"{name}={value:g} is below {_LEAST_CLIP:g}: float32 loses the squares of such numbers"
+                f"{name}={value:g} is below {_LEAST_CLIP:g}: float32 loses the squares of such numbers; raise it"
             )
     scales = len(spec.privacy.noise_scale)
     if scales and spec.num_clients and scales != spec.num_clients:
