@@ -75,7 +75,7 @@ class Output(NamedTuple):
 
 
 def output() -> Output:
-    """What --json and --quiet of the command at hand ask for."""
+    """What --json and --quiet of the current command ask for."""
     context = click.get_current_context(silent=True)
     return Output(**context.meta.get(_OUTPUT, {})) if context is not None else Output()
 
@@ -111,7 +111,7 @@ class Commands(typer.Typer):
 
 
 def presets(incomplete: str) -> list[str]:
-    """Presets that begin so, for the shell's completion; where none does, the shell offers files."""
+    """Presets with this prefix, for the shell's completion. If there is none, the shell offers files."""
     from importlib.resources import files
 
     names = (file.name for file in files("dither").joinpath("spec", "presets").iterdir())
@@ -279,7 +279,7 @@ def scores_text(row: dict[str, Any]) -> str:
 
 
 def print_event(event: str, **facts: Any) -> None:
-    """A line of JSON: what commands that go on for long print with --json, one a happening."""
+    """A line of JSON: with --json, long-running commands print one for each event."""
     from dither.experiment.folder import to_json
 
     typer.echo(to_json({"event": event, **facts}))

@@ -1,4 +1,4 @@
-"""A schema without private looks: `dither data schema --private`.
+"""A schema estimated from private counts: `dither data schema --private`.
 
 Only the header of the tables is public. What a column holds, its bounds, scale, fill value and categories are
 estimated from private counts (`experiment.counting`), in three questions of every column:
