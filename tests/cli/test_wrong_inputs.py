@@ -177,7 +177,7 @@ WRONG = [
     ("run adult --out text.txt/run", 2, "text.txt"),
     ("run --resume nowhere", 2, "not a run folder"),
     ("run --resume a.csv", 2, "not a run folder"),
-    ("run --resume run --out other", 2, "exclude each other"),
+    ("run --resume run --out other", 2, "cannot be combined"),
     ("run --resume run --set seed=3", 2, "another spec"),
     ("run --resume damaged", 4, "summary.json"),
     ("run adult --ledger not-a-ledger", 4, "not-a-ledger"),

@@ -505,7 +505,7 @@ class Accountant:
             )
 
         groups = classes(hidden, plan.client_sizes, [everyone] * rounds, lattice=plan.lattice)
-        condition = "assumed: nobody outside learns who takes part; the seed, which spec.toml holds, would tell"
+        condition = "assumed: no outsider learns who takes part, so the seed (in spec.toml) stays secret"
         rows = []
         for adjacency in ADJACENCIES:
             proved = [

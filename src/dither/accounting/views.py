@@ -162,10 +162,10 @@ _ROUNDING = "rounding and clamping before secure aggregation (G8)"
 FLOAT_NOISE = (
     "floating-point noise: the proof is for real numbers, and the low bits of an upload can reveal more (H3)"
 )
-SAMPLER_ERROR = "the error of the noise sampler, which is not small beside δ at so large an ε (R7)"
+SAMPLER_ERROR = "the error of the noise sampler, which is not small compared with δ at such a large ε (R7)"
 _FLOAT_CREDIT = (
-    "floating-point sums of several clients' noise: their credit is proved for real numbers, and for a server "
-    "that broadcasts no huge ones (R7)"
+    "floating-point sums of several clients' noise: the credit is proved for real numbers, and for a server "
+    "that broadcasts no huge numbers (R7)"
 )
 _FLOAT_PLACES = "floating-point sums under add/remove, where records change places (R7)"
 FLOAT_SUMS = "floating-point sums before the noise: the proof is for real numbers"
@@ -358,7 +358,7 @@ def _counted(participations: Participations, conditions: Conditions) -> tuple[_G
         left -= first
         drawn += [(releases, first, 1.0), (releases, count - first, rate)]
     how = f"ex ante, participation in each of {total - certain} rounds with probability {rate:g}"
-    how += f" and in {certain} for sure" if certain else ""
+    how += f" and in {certain} with certainty" if certain else ""
     return [group for group in drawn if group[1]], how
 
 

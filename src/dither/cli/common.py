@@ -551,7 +551,7 @@ def several(
             coordinator = f"127.0.0.1:{_free_port()}"
             _start_others(children, count, coordinator)
         elif number == 0 and not silent:
-            say(f"waiting for {count - 1} more at {coordinator}")
+            say(f"waiting for {count - 1} other processes at {coordinator}")
         _connect(coordinator, count, number, lambda: _check(children))
         if number and not silent:
             say(f"process {number} of {count} computes for process 0 at {coordinator}")
@@ -571,7 +571,7 @@ def several(
 def _count(processes: int | None, process: int | None, coordinator: str | None) -> int:
     if processes is None:
         if process is not None or coordinator is not None:
-            raise SpecError("--process and --coordinator need --processes: how many there are in all")
+            raise SpecError("--process and --coordinator need --processes, the total number of processes")
         return 1
     if processes < 1:
         raise SpecError(f"--processes {processes}: give at least 1")
@@ -625,7 +625,7 @@ def _free_port() -> int:
 def _check(children: list[subprocess.Popen[bytes]]) -> None:
     for number, child in enumerate(children, 1):
         if child.poll() is not None:
-            raise ProcessError(f"process {number} ended with exit code {child.returncode} before it came")
+            raise ProcessError(f"process {number} ended with exit code {child.returncode} before it connected")
 
 
 def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:

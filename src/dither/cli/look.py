@@ -90,9 +90,9 @@ def reproduce(
         verdicts = ", ".join(f"{claim.id} {claim.printed.status}" for claim in figure.claims)
         bar.say(f"{figure.id}: {figure.refused or verdicts}")
 
-    after_stop = "finished runs are kept: the same command continues"
+    after_stop = "finished runs are kept; run the same command to continue"
     if no_cache:
-        after_stop = "--no-cache keeps nothing: the same command starts again"
+        after_stop = "--no-cache keeps nothing; run the same command to start again"
     with (
         common.on_interrupt(after_stop),
         bar,
@@ -181,7 +181,7 @@ def web(
     folder: Annotated[Path, Argument(metavar="FOLDER", help="Folder with run folders.")] = Path("runs"),
     port: Annotated[int, Option(min=0, max=65535, help="Port; 0 for any free port.")] = 8765,
     host: Annotated[
-        str, Option(help="Address to listen on. Other than on a loopback address, visitors need a token.")
+        str, Option(help="Address to listen on. Visitors need a token unless it is a loopback address.")
     ] = "127.0.0.1",
     open_browser: Annotated[bool, Option("--open/--no-open", help="Open the page in a browser.")] = True,
     reports: Annotated[Path, Option(help="Folder with reports of dither reproduce.")] = Path("reproduced"),

@@ -446,10 +446,10 @@ def _own_schema(frame: pd.DataFrame, name: str, options: LoadOptions) -> tuple[S
         agreed, excluded = draft(frame, label, name=name, drop=exclude, task=task)
         left_out = [repr(column) for column in excluded if column not in exclude]
         if left_out:
-            notes = (f"left out as no features: {', '.join(left_out)} (`dither data schema` says why)",)
+            notes = (f"left out of the features: {', '.join(left_out)} (`dither data schema` says why)",)
         if task == "auto" and agreed.label.bounds is not None:
             notes += (
-                "a regression, as the label has many different numbers; task = 'classification' if they "
+                "regression, because the label has many different numbers; set task = 'classification' if they "
                 "are names of classes",
             )
     elif label and label != agreed.label.column:

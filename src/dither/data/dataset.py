@@ -412,7 +412,9 @@ def dataset_from_sources(
     for source in sources:  # a record that two clients hold reveals more than either proof says
         other = holders.setdefault(np.sort(source.record_hashes[0]).tobytes(), source.name)
         if other != source.name:
-            raise DataError(f"{other!r} and {source.name!r} hold the same records; give each institution's once")
+            raise DataError(
+                f"{other!r} and {source.name!r} hold the same records; give each institution's records once"
+            )
     nothing = None if test is None else test[:0]
     parts = [
         dataset_from_tables(source.name, table, nothing, schema, options)

@@ -57,7 +57,7 @@ class Wanted:
         excluded = dict.fromkeys(self.drop, DROPPED)
         for name in header:
             if ID_NAME.search(name) and name not in (*self.keep, *self.drop, self.label):
-                excluded[name] = "is called like an id"
+                excluded[name] = "is named like an id"
         features = [name for name in header if name != self.label and name not in excluded]
         if not features:
             raise DataError(f"the tables have no column besides {self.label!r} that can be a feature")
@@ -132,7 +132,7 @@ def check_classes(
     least = math.ceil(counting.name_threshold(question, *counting.mu_and_slip(*budget)))
     if not wanted.classes and wanted.task != "regression" and least > max(records) / _FOUND:
         raise DataError(
-            f"at this ε a class of {wanted.label!r} is found only where {least:,} records of one table share it, "
+            f"at this ε a class of {wanted.label!r} is found only if {least:,} records of one table share it, "
             f"and the largest table has {max(records):,}: declare the classes (--classes yes,no; data.classes in "
             "a federation), or say that the label is a number (--task regression)"
         )

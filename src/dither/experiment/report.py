@@ -797,7 +797,7 @@ def other_notes(report: Report) -> list[str]:
 def sampler_text(rows: Sequence[ProvenRow]) -> list[str]:
     """What the error of the noise sampler is worth, in one line; none where no exact noise is drawn."""
     parts = [row.sampler_delta for row in rows if row.sampler_delta is not None]
-    return [f"exact; the sampler's error takes {max(parts):.2g} of δ, nothing of ε (R7)"] if parts else []
+    return [f"exact; the sampler's error uses {max(parts):.2g} of δ and none of ε (R7)"] if parts else []
 
 
 # Small tables

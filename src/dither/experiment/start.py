@@ -87,7 +87,8 @@ class ProjectPlan:
             ("tables", f"{len(self.files)}, {total:,} records, {label}"),
             (
                 "ε in all",
-                f"{self.budgets.epsilon:g} at δ = {self.budgets.delta:g}, for each file: its budget in the ledger",
+                f"{self.budgets.epsilon:g} at δ = {self.budgets.delta:g}, for each file, set as its budget in "
+                f"the ledger",
             ),
             ("schema", f"ε = {self.budgets.schema:.3g}: kinds, bounds, categories"),
             ("training", f"ε = {self.budgets.training:.3g}, about: on 4 of 5 records"),
@@ -210,8 +211,8 @@ def _set_budgets(book: Ledger, plan: ProjectPlan) -> None:
         limit = book.budget(dataset)
         if any(spent.participations for spent in book.spent(dataset, delta=plan.budgets.delta)):
             raise DataError(
-                f"{file.name!r} has spent ε before, by {book.path}: one ε for everything needs records on which "
-                "nothing was spent; see `dither budget show`, and go on with `dither run`"
+                f"{file.name!r} has spent ε before (ledger {book.path}): one ε for everything needs records on "
+                f"which nothing was spent; see `dither budget show`, and continue with `dither run`"
             )
         if limit is not None and not Budget(plan.budgets.epsilon, plan.budgets.delta).within(limit):
             raise SpecError(f"{file.name!r} has a budget of {limit}; give an --epsilon and --delta within it")
@@ -254,9 +255,8 @@ def federation_toml(plan: ProjectPlan, values: Mapping[str, Any]) -> str:
         },
         "secagg": {"mode": "real"},
     }
-    return "# The same project with each table at its owner's: dither serve federation.toml\n" + tomli_w.dumps(
-        content
-    )
+    return "# The same project while each table stays with its owner: dither serve "
+    "federation.toml\n" + tomli_w.dumps(content)
 
 
 def calibrated(spec: Spec, build: Callable[[Spec], Experiment], budgets: Budgets) -> Spec:

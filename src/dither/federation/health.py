@@ -42,7 +42,7 @@ def _run(folder: Path) -> dict[str, Any]:
     at_work = any(path.is_file() and not is_free(path) for path in (folder / "serve.lock", folder / "lock"))
     if at_work or facts["state"] in ("done", "failed"):
         return facts
-    why = "no server is at work in this folder; the same `dither serve` command continues the run"
+    why = "no server is running in this folder; the same `dither serve` command continues the run"
     return facts | {"healthy": False, "state": "stopped", "why": why}
 
 

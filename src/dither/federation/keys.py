@@ -101,7 +101,7 @@ class Keyring:
         path = folder / "federation.json"
         if not path.is_file():
             inside = folder / "server"
-            advice = "make one with `dither federation init`"
+            advice = "create one with `dither federation init`"
             if (inside / "federation.json").is_file():
                 advice = f"did you mean {str(inside)!r}?"
             raise ConfigError(f"{str(folder)!r} has no federation.json; {advice}")
@@ -127,7 +127,7 @@ class Identity(SigningKey):
     def load(cls, folder: Path) -> Identity:
         path = folder / "identity.key"
         if not path.is_file():
-            raise ConfigError(f"{str(path)!r} is missing; make the folder with `dither federation init`")
+            raise ConfigError(f"{str(path)!r} is missing; create the folder with `dither federation init`")
         try:
             return cls(bytes.fromhex(path.read_text(encoding="ascii").strip()))
         except ValueError:

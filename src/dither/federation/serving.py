@@ -107,7 +107,7 @@ def alone(run_folder: Path) -> Iterator[None]:
     handle = lock(path)
     if handle is None:
         holder = path.read_text(encoding="utf-8").strip() or "another process"
-        raise RunExists(f"a `dither serve` is at work in {str(run_folder)!r}: {holder}")
+        raise RunExists(f"a `dither serve` is already running in {str(run_folder)!r}: {holder}")
     with handle:
         handle.truncate(0)
         since = datetime.now(UTC).isoformat(sep=" ", timespec="seconds")

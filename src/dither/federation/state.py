@@ -52,11 +52,11 @@ from dither.federation.agreement import Agreement
 from dither.federation.keys import Identity, Keyring, is_signed
 
 # Never from a copy: see above.
-PARTY_ADVICE = "this party cannot go on with the run: the others can without it, or start a new run"
+PARTY_ADVICE = "this party cannot continue the run: the others can continue without it, or start a new run"
 _SERVER_ADVICE = "restore it from a copy, or start a new run in another folder"
 COMPUTED = "computed"
 _SIGNATURE, RELEASES, _STATEMENTS = "signature.json", "releases.jsonl", "releases.json"
-_RECORD_ADVICE = "the record of this party's releases in this run is not whole"
+_RECORD_ADVICE = "the record of this party's releases in this run is not complete"
 _STATED = ("party", "terms", "releases", "head")
 _SIGNED = (
     *("spec.toml", "schema.toml", "terms.json", "provenance.json", "rounds.jsonl", "metrics.jsonl"),
@@ -223,7 +223,7 @@ class Journal(_RunFiles):
         """Keep others out until this process ends."""
         self._lock = lock(self.path / "lock", seconds)
         if self._lock is None:
-            raise RunExists(f"another server is at work in {str(self.path)!r}")
+            raise RunExists(f"another server is running in {str(self.path)!r}")
 
     def forget_agreement(self) -> None:
         """Drop an agreement that not everybody accepted, and the enrolment under it."""

@@ -121,7 +121,7 @@ class DataSpec:
     )
     similarity: float = _key(0.0, "percent of i.i.d. records for partition='similarity'", at_least=0, at_most=100)
     alpha: float = _key(0.5, "concentration for partition='dirichlet'", above=0.0)
-    column: str = _key("", "column of the table for partition='column' (an institution's name, say)")
+    column: str = _key("", "column of the table for partition='column' (for example the institution's name)")
     records_per_client: int = _key(0, "records each client holds; 0: all are dealt out", at_least=0)
     split: str = _key(
         "given",
@@ -176,7 +176,7 @@ class ModelSpec:
     )
     options: dict[str, Any] = field(default_factory=dict)  # what your own model's factory is called with
     weights: str = _key(
-        "", "public weights to start from: a safetensors file (the model.safetensors of a run, say)"
+        "", "public weights to start from: a safetensors file (for example the model.safetensors of a run)"
     )
     trainable: tuple[str, ...] = _key(
         (), "names of the parameters that are trained, * for any text; the others stay as they are; empty: all"
@@ -290,7 +290,7 @@ class FederationSpec:
     min_clients: int = _key(2, "a round with fewer answers is aborted", at_least=1)
     refused: str = _key(
         "abort",
-        "if an update of a method without noise is not finite: end the run, or go on without it",
+        "if an update of a method without noise is not finite: end the run, or continue without it",
         ("abort", "continue"),
     )
     round_timeout: float = _key(600.0, "seconds a round may take", above=0.0)
@@ -668,7 +668,7 @@ def _method_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-_LEAST_CLIP = 1e-12
+_LEAST_CLIP = 1e-6  # beside it the squares that float32 loses do not count (docs/privacy.md, Totality)
 
 
 def _check_model(model: ModelSpec) -> None:
@@ -703,7 +703,7 @@ def _check_together(spec: Spec) -> None:
     for name, value in {"privacy.clip_norm": spec.privacy.clip_norm, **clips}.items():
         if 0 < value < _LEAST_CLIP:
             raise SpecError(
-                f"{name}={value:g} is below {_LEAST_CLIP:g}: float32 loses the squares of such numbers"
+                f"{name}={value:g} is below {_LEAST_CLIP:g}: float32 loses the squares of such numbers; raise it"
             )
     scales = len(spec.privacy.noise_scale)
     if scales and spec.num_clients and scales != spec.num_clients:

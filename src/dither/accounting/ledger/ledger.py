@@ -97,7 +97,7 @@ class Ledger:
         if not name.isprintable() or len(name) > 64:
             raise ConfigError(f"data.id={name!r} must be at most 64 printable letters")
         if _HEX.fullmatch(name) and self.find(name) is None:
-            raise ConfigError(f"data.id={name!r}: no data set of {self.path} has an id that begins so")
+            raise ConfigError(f"data.id={name!r}: no data set of {self.path} has an id that begins with it")
         with self._lock:
             self._catch_up()
             target = self._book.find(name) if name else None
