@@ -83,7 +83,7 @@ class FederationError(DitherError):
 
 class ProcessError(DitherError):
     """Processes of one simulation cannot connect, differ, or have lost one of them. Its exit code is
-    that of the process at fault, where it is known."""
+    that of the process at fault, if it is known."""
 
 
 class ClientRefused(DitherError):

@@ -3,10 +3,10 @@
     spec = Spec.from_preset("secure-fedavg").with_values({"privacy.epsilon": 1.0, "num_rounds": 50})
     spec.to_toml();  Spec.from_toml(text)
 
-Every value is checked when a `Spec` is made: an unknown key, a value of the wrong type or out of range is a
-`SpecError` that names it. Checks that need the data (batch_size against a client's records) come later.
+Every value is checked when a `Spec` is created: an unknown key, or a value of the wrong type or out of range,
+raises a `SpecError` that names it. Checks that need the data (batch_size against a client's records) come later.
 
-Methods and their options are declared in methods.toml. A method in a Python file of yours declares its own:
+methods.toml declares the methods and their options. A method in your own Python file declares its own:
 OPTIONS maps each name to `(default, help)` or to an `Option`.
 """
 
@@ -456,8 +456,8 @@ class Spec:
 
     @staticmethod
     def given(source: Spec | str | Path | Mapping[str, Any]) -> dict[str, Any] | None:
-        """The values that a mapping or a TOML file gives, by dotted key; of a path of records (a table, or a
-        folder or pattern of tables) that path. None for a `Spec` and for a preset, which are complete."""
+        """The values that a mapping or a TOML file gives, by dotted key. For a path of records (a table, or a
+        folder or pattern of tables), that path. None for a `Spec` and for a preset, which are complete."""
         if isinstance(source, Mapping):
             return _flatten(source)
         if isinstance(source, Spec) or str(source) in preset_names():
@@ -502,8 +502,8 @@ class Spec:
         return hashlib.sha256(text).hexdigest()
 
     def fingerprint(self) -> str:
-        """SHA-256 of what differs from the defaults: unlike `digest` the same in later versions that know more
-        keys, and so a name for results that are kept. A change of a default's meaning must change such names."""
+        """SHA-256 of what differs from the defaults. Unlike `digest`, it stays the same in later versions with
+        more keys, so it can name stored results. A change of a default's meaning must change such names."""
 
         def values(spec: Spec) -> dict[str, Any]:  # "auto" is younger than some names: what it comes to counts
             resolved = {"privacy.adjacency": spec.adjacency, "privacy.colluders": spec.colluders}
@@ -582,7 +582,7 @@ def all_keys() -> list[str]:
 
 
 def describe_keys(name: str | None = None) -> list[tuple[str, Any, str]]:
-    """(key, default, what it means) of every key, and of a method's own options where one is named."""
+    """(key, default, meaning) of every key, and of the options of `method` if one is given."""
     options = dict(_KEYS)
     if name is not None:
         options |= {f"method_options.{key}": option for key, option in declared(name).options.items()}
@@ -590,7 +590,7 @@ def describe_keys(name: str | None = None) -> list[tuple[str, Any, str]]:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """`key=value` of --set: the value is read as TOML, and as a plain string where it is not."""
+    """`key=value` of --set. The value is read as TOML, or as a plain string if it is not valid TOML."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise SpecError(f"--set {text!r} is not of the form key=value")
