@@ -35,8 +35,8 @@ PANELS = {
 }
 _PANEL = {name: panel for panel, names in PANELS.items() for name in names}
 for _command in COMMANDS:
-    _kind = look.WebCommand if _command is look.web else common.Command
-    app.command(rich_help_panel=_PANEL.get(_command.__name__), cls=_kind)(_command)
+    _quiet = "Print only the address." if _command is look.web else common.QUIET
+    app.command(rich_help_panel=_PANEL.get(_command.__name__), quiet=_quiet)(_command)
 for _name, _group in GROUPS.items():
     app.add_typer(_group, name=_name, rich_help_panel=_PANEL.get(_name))
 
