@@ -88,14 +88,18 @@ def test_figures_share_runs():
     assert len(both) == sum(map(len, alone)) - 5 * 4  # T = 25 at ε 50, 60, 100 and ∞
 
 
-def test_undecided_criteria_get_more_seeds(tmp_path, trained):
-    """The accuracy of these runs is their seed, whatever ε is: never decided, so all 30 seeds are computed."""
-    smoke = replace(FIGURE.scales["smoke"], seeds=5, max_seeds=30, proven_seeds=0)
-    figure = replace(FIGURE, scales={**FIGURE.scales, "smoke": smoke})
-    work = running._Work([figure], "smoke", "", Cache(tmp_path), None)
+@pytest.mark.parametrize("changed", [False, True])
+def test_undecided_criteria_get_more_seeds(tmp_path, trained, changed):
+    """The accuracy of these runs is their seed, whatever ε is: never decided, so all 30 seeds are computed, also
+    with an open setting changed."""
+    smoke, (batch,) = FIGURE.scales["smoke"], [setting for setting in FIGURE.open if setting.name == "batches"]
+    more = replace(smoke, seeds=5, max_seeds=30, proven_seeds=0)
+    figure = replace(FIGURE, scales={"full": smoke if changed else more, "robust": more}, open=[batch])
+    work = running._Work([figure], "full", "robust" if changed else "", Cache(tmp_path), None)
     work.compute(data_dir=None, on_progress=None, deadline=float("inf"))
-    assert {outcome.spec.seed for outcome in trained} == set(range(30))
-    verdict = running.settled(figure.criteria[0], figure.views("smoke", Cache(tmp_path))[0])
+    sampling = "disjoint" if changed else FIGURE.views("smoke")[0].base.batch_sampling
+    assert {run.spec.seed for run in trained if run.spec.batch_sampling == sampling} == set(range(30))
+    verdict = running.settled(figure.criteria[0], figure.views("robust", Cache(tmp_path))[0])
     assert {row["seeds"] for row in verdict.numbers} == {30}
 
 

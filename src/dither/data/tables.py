@@ -257,7 +257,9 @@ def table_files(path: StrPath | Collection[StrPath]) -> list[Path]:
         files = sorted(file for file in files if not file.name.startswith((".", "~")))
     for file in files:
         if file.suffix.lower() not in TABLE_SUFFIXES:
-            raise DataError(f"{file.name!r} is not a table; of several files each must be .csv, .tsv or .parquet")
+            raise DataError(
+                f"{file.name!r} is not a table; with several files, each must be .csv, .tsv or .parquet"
+            )
     return files
 
 

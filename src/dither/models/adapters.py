@@ -185,7 +185,7 @@ def _linen(make: Make, shape: Shape) -> Model:
         try:
             return module.apply({"params": tree}, shape.records(x, channels_first=False))
         except errors.InvalidRngError:
-            raise SpecError("your model draws random numbers, for dropout, say; set deterministic=True") from None
+            raise SpecError("your model draws random numbers (dropout?); set deterministic=True") from None
 
     return Model(init, apply, name=type(module).__name__)
 

@@ -4,9 +4,9 @@ A seed opens one stream a purpose (`partition`, `init`, `cohort`, `batch`, `epoc
 changing how many numbers one purpose draws never shifts another. Inside a stream, each round and each
 client has its own key, so that no two clients and no two rounds ever share noise.
 
-Where a key is taken, a JAX key (research: the same bits again from the same seed) or an `OsEntropy`
-(deployment: fresh at every draw, see `privacy.entropy`) may be given. Both are derived for each round, client
-and step and then drawn from once; the code that does so does not ask which it was given.
+A key may be a JAX key (research: the same seed gives the same bits) or an `OsEntropy` (deployment: fresh at every
+draw, see `privacy.entropy`). Both are derived for each round, client and step and used for one draw; the code does
+not depend on which it is.
 """
 
 from __future__ import annotations

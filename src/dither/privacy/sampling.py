@@ -6,9 +6,9 @@ fixed         a fresh uniform subset of exactly `batch_size` records at every lo
 disjoint      the local steps of a round use disjoint batches, drawn anew each round
 shuffled      epochs: the records are shuffled and cut into batches, the partial last one dropped; an epoch
               carries over from round to round
-poisson       each record enters each batch by its own coin, with probability `sampling_rate` (batch_size / size
-              where none is given); the batch is cut at a cap that is exceeded with probability below 1e-12, which
-              is reported to be charged to δ
+poisson       each record enters each batch independently with probability `sampling_rate` (default: batch_size /
+              size); the batch is cut at a cap that is exceeded with probability below 1e-12, which is reported and
+              charged to δ
 poisson-full  the same without a cap: all records with a 0/1 weight (slower)
 full          all records at every step
 

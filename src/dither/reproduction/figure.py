@@ -549,7 +549,9 @@ def paper(name: str) -> Paper:
     for number, own_fields in enumerate(declared["figures"], declared["first_figure"]):
         alike = declared[own_fields.pop("like")] if "like" in own_fields else {}
         fields = _merged(_merged(declared["every_figure"], alike), own_fields)
-        fields.setdefault("robust", fields["quick"])
+        # Undecided findings get as many seeds with an open setting changed as at the reference.
+        most = fields["full"].get("max_seeds", 0)
+        fields["robust"] = {**fields.get("robust", fields["quick"]), "max_seeds": most}
         fields["scales"] = {scale: Scale(**fields.pop(scale)) for scale in SCALES}
         criteria = [
             Criterion(**{**criterion, "judge": _function(module, criterion["judge"])})

@@ -295,15 +295,17 @@ class _Work:
     def points(self) -> list[Point]:
         """Every run that is known to be needed so far."""
         needs = [(view.figure, view.needed()) for view in self._views]
-        needs += [(view.figure, lacking) for view in self._views for lacking in self._undecided(view)]
         for view in self._changed:
-            criteria = judged_criteria(view.figure)
-            needs += [(view.figure, criterion.needs(view)) for criterion in criteria]
+            needs += [(view.figure, criterion.needs(view)) for criterion in judged_criteria(view.figure)]
+        for view in self._views:
+            needs += [(view.figure, lacking) for lacking in self._undecided(view, view.figure.criteria)]
+        for view in self._changed:
+            needs += [(view.figure, lacking) for lacking in self._undecided(view, judged_criteria(view.figure))]
         return _unique(needs)
 
-    def _undecided(self, view: View) -> Iterator[dict[str, Spec]]:
+    def _undecided(self, view: View, criteria: Sequence[Criterion]) -> Iterator[dict[str, Spec]]:
         """More seeds for criteria that are undecided."""
-        for criterion in view.figure.criteria:
+        for criterion in criteria:
             lacking: dict[str, Spec] = {}
             with suppress(MissingRun, DataError):
                 settled(criterion, view, lacking)
@@ -609,7 +611,7 @@ def judge_changed(
     for change, view in changed_views(figure, scale, runs, accounts):
         for criterion in judged_criteria(figure):
             try:
-                verdict = criterion.verdict(view).status
+                verdict = settled(criterion, view).status
             except (MissingRun, DataError):
                 verdict = NOT_COMPUTED
             row = {"setting": change.label, "changes": ", ".join(change.settings), "verdict": verdict}
