@@ -1,9 +1,10 @@
 """The test statistic of an attack: the log likelihood ratio of the two neighbours, fitted to pilot trials.
 
-The pilot runs the same seeds with and without noise. Without noise the projections take few values (how often the
-canary was used, say): the components of a mixture. The difference is the noise: its std, and whether another
-client's upload or the round before betrays it. The score of a trial is the log ratio of the two mixtures. Any
-score gives a valid bound, as the trials that count are not the pilot's; a good model makes it sharper.
+The pilot runs the same seeds with and without noise. Without noise, the projections take few values (for example
+by how often the canary was used): the components of a mixture. The difference is the noise: its std, and whether
+another client's upload or the previous round reveals it. The score of a trial is the log ratio of the two
+mixtures. Any score gives a valid bound, because pilot trials are not counted; a good model makes the bound
+sharper.
 """
 
 from __future__ import annotations

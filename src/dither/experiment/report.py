@@ -104,8 +104,8 @@ class Epsilon:
     """Claimed, proven and attacked ε of one run.
 
     `claimed` is what the paper's formula says, `table` what is proved for each adversary, neighbour relation and
-    unit, `attacked` what `dither audit` has shown (empty before an audit). `view`, `adjacency` and `unit` are
-    those of the spec. `clients` has a row for each client where clients have targets of their own.
+    unit, and `attacked` what `dither audit` has shown (empty before an audit). `view`, `adjacency` and `unit` are
+    those of the spec. `clients` has a row for each client if clients have their own targets.
     """
 
     claimed: Claim
@@ -446,7 +446,7 @@ class Report(Overview):
 
     @property
     def score_without_noise(self) -> float | None:
-        """The same score of the same run without noise; None where it was not trained."""
+        """The same score of the same run without noise; None if it was not trained."""
         return self.test_accuracy_without_noise if self.classes else self.test_r2_without_noise
 
     @property
@@ -631,8 +631,8 @@ class Report(Overview):
         return np.asarray(models.probabilities(self.outputs(features, labels="ignore")[0]))
 
     def predict(self, features: Any) -> np.ndarray:
-        """The class name of each record of an encoded array, a data frame or a file (CSV, Parquet, npz); the label
-        itself, of a regression."""
+        """The class name of each record of an encoded array, a data frame or a file (CSV, Parquet, npz). For a
+        regression, the label itself."""
         from dither import models
 
         predicted = np.asarray(models.predict(self.outputs(features, labels="ignore")[0], self.task))
@@ -709,7 +709,8 @@ _BESIDE = ("folder", "spec", "evaluations")  # fields of a report that are not i
 
 
 def load(path: str | Path, *, model: Any = None) -> Report:
-    """The report of a finished run, its model ready to predict. `model` is what `run` was given as an object."""
+    """The report of a finished run, with its model ready to predict. If `run` was given a model object, give it
+    again as `model`."""
     report = Report.read(path)
     if report is not None and model is not None:
         register_model(model, report.spec.model.name)

@@ -1,9 +1,9 @@
 """The server's side of secure aggregation: bytes in, bytes out; no sockets, no clocks, no threads.
 
-The caller decides when to stop waiting. A refused message changes nothing: whoever sent it may send the right one.
-Uploads are added as they arrive, so the server holds one vector however many the clients. `save` keeps where the
-open round stands, but no uploads: after a restart an attempt that was collecting begins anew (send
-`announcement()` again; clients answer with the same bytes), one that was being opened is over.
+The caller decides when to stop waiting. A refused message changes nothing; its sender may send the right one.
+Uploads are added as they arrive, so the server holds one vector, however many clients there are. `save` stores the
+state of the open round, but no uploads. After a restart, an attempt that was collecting starts again (send
+`announcement()` again; clients answer with the same bytes), and one that was being opened is abandoned.
 """
 
 from __future__ import annotations
