@@ -283,6 +283,8 @@ def _completion(experiment: Experiment, federated: bool) -> dict[str, Any]:
         not_covered.append("neighbours differ within one client's training records: the split counts as public")
     if spec.data.path and spec.source_of_randomness == "seeded":
         not_covered.append("the noise comes from a seed: anyone who knows the seed can subtract the noise")
+    if spec.privacy.view == "sum" and spec.aggregation == "off":
+        not_covered.append("a server that sees single uploads: secagg.mode is 'off', and privacy.view is 'sum'")
     if spec.model.weights:
         not_covered.append("the data behind model.weights: the file counts as public")
     not_covered += large_delta(spec, int(np.sum(plan.client_sizes)), federated)

@@ -725,9 +725,6 @@ def model_source(spec: Spec) -> dict[str, str]:
 def _caveats(spec: Spec) -> list[str]:
     """What a reader of the report should know about the spec."""
     found = [] if spec.scored else [UNSCORED]
-    if spec.privacy.view == "sum" and spec.aggregation == "off":
-        off = "which is off: this server would see single uploads"
-        found.append(f"privacy.view='sum' holds under secure aggregation, {off}")
     if spec.data.public:
         found.append("data.public: you declared these records public, so nothing was charged to a ledger")
     if spec.private and spec.source_of_randomness == "seeded":
