@@ -305,7 +305,7 @@ class ServerSession(Session):
 
     @staticmethod
     def _seed(open_: _OpenAttempt, maker: int) -> bytes:
-        """The seed that a seal's shares join to; empty where that is not the one committed to."""
+        """The seed that a seal's shares join to; empty if that is not the one committed to."""
         seal, cohort = open_.seals[maker], open_.cohort
         if not seal.seed:
             shares = sorted((cohort.number(who), share) for who, share in seal.shares.items())
