@@ -452,7 +452,7 @@ class _Attack:
 
     @cached_property
     def rounds(self) -> list[tuple[float, float, float]]:
-        """For each round: the target's shift (0 where it is absent), its variance, and the honest others'."""
+        """For each round: the target's shift (0 if it is absent), its variance, and the honest others'."""
         rows, known = [], {}
         for number, cohort in zip(self.numbers, self.plan.cohorts, strict=True):
             # The noise follows the count of records and the client's target.

@@ -157,7 +157,7 @@ def is_unsampled(releases: tuple[Release, ...]) -> bool:
 
 def exhibited_pair(pilot: Pilot, ratio: LikelihoodRatio, releases: tuple[Release, ...]) -> ExhibitedPair | None:
     """The pilot as an exhibited pair, where its noiseless outputs are two points: one with the canary used, one
-    without. None where they are not, where rounds differ by more than 2%, or where one round's use tells of
+    without. None if they are not, if rounds differ by more than 2%, or if one round's use tells of
     another's."""
     if not releases or np.any(ratio.other_slope) or np.any(ratio.previous_slope):
         return None

@@ -197,7 +197,7 @@ def zcdp_from_epsilon(*, epsilon: Float, delta: Float) -> Float:
 
 
 def epsilon_from_rdp(*, rdp: Float, alpha: Float, delta: Float) -> Float:
-    """ε = rdp(α) + ln(1/δ)/(α−1) (DP-SCAFFOLD Definition 5); ∞ where α <= 1."""
+    """ε = rdp(α) + ln(1/δ)/(α−1) (DP-SCAFFOLD Definition 5); ∞ if α <= 1."""
     check_delta(delta)
     leak, a, d = f64(rdp, alpha, delta)
     with np.errstate(divide="ignore", invalid="ignore"):
