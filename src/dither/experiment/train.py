@@ -381,13 +381,17 @@ def _train_rounds(
     with distributed.computing():
         params = jax.tree.map(lambda leaf: np.asarray(leaf)[0], simulation.params(state, inputs))
     completed = experiment.first_rounds(done)
+    participation = np.asarray(state.participation)[0]
+    planned = np.bincount(np.concatenate(completed.cohorts or [[]]).astype(int), minlength=len(participation))
+    if not np.array_equal(participation, planned):  # ε is proved for the cohorts of the plan
+        raise DitherError("other clients took part than the plan says: a bug; trust no ε of this run")
     return _Outcome(
         rounds=done,
         stopped=stopped or build.stop_reason(experiment),
         params=params,
         refused=np.asarray(state.refused)[0],
         missing=int(np.asarray(state.missing)[0]),
-        participation=np.asarray(state.participation)[0],
+        participation=participation,
         traffic=traffic(completed, simulation, state, simulation.sizes(state, inputs)),
         sharing_note=build.sharing_note(completed),
     )

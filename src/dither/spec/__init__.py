@@ -33,6 +33,7 @@ __all__ = ["METHODS", "Spec"]
 _MODEL_FILE = re.compile(r"(?P<file>.+\.py(#[0-9a-f]{64})?):(?P<factory>[A-Za-z_]\w*)")
 IN_MEMORY = "(in memory)"  # data.path of records that were given in Python
 _BETWEEN_FILES = "\n"  # of data.path, where it lists several
+_TABLES = (".csv", ".tsv", ".parquet", ".npz")
 
 
 _LIMITS = {"above": operator.gt, "at_least": operator.ge, "below": operator.lt, "at_most": operator.le}
@@ -437,6 +438,8 @@ class Spec:
         if isinstance(source, Mapping):
             return cls().with_values(_flatten(source), reset_options=True)
         path = Path(source)
+        if path.suffix.lower() in _TABLES:
+            raise SpecError(f"{str(path)!r} is a table; give a spec whose data.path is this file")
         if path.suffix == ".toml" or path.is_file():
             if not path.is_file():
                 raise SpecError(f"no spec file {str(path)!r}; `dither presets` lists what can be run by name")
@@ -445,7 +448,7 @@ class Spec:
             except UnicodeDecodeError:
                 raise SpecError(f"{str(path)!r} is not a text file in UTF-8") from None
             return cls.from_toml(text, where=str(path))
-        if path.suffix and str(source) not in preset_names():
+        if (path.suffix or "/" in str(source)) and str(source) not in preset_names():
             beside = [each.name for each in path.parent.glob("*.toml")] if path.parent.is_dir() else []
             hint = did_you_mean(path.name, beside) if beside else "; give a preset or a file that ends in .toml"
             raise SpecError(f"no spec file {str(source)!r}{hint}")
@@ -460,12 +463,14 @@ class Spec:
         if isinstance(source, Spec) or str(source) in preset_names():
             return None
         path = Path(source).expanduser()
-        if path.suffix.lower() in (".csv", ".tsv", ".parquet", ".npz") or path.is_dir() or "*" in str(source):
+        if path.suffix.lower() in _TABLES or path.is_dir() or "*" in str(source):
             return {"data.path": str(source)}
+        if not path.is_file():
+            return None  # `from_any` says what is wrong
         try:
             return _flatten(tomllib.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError):
-            return None  # `from_any` says what is wrong
+            return None
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, complete."""
@@ -529,7 +534,8 @@ class Spec:
             elif key == "model.name" and not isinstance(value, str):
                 sections.setdefault(head, {})[rest] = code.register_model(value)
             elif key not in _KEYS:
-                raise SpecError(f"unknown key {key!r}{did_you_mean(key, all_keys())}")
+                near = did_you_mean(_ELSEWHERE.get(key, key), all_keys(), "`dither keys` lists them all")
+                raise SpecError(f"unknown key {key!r}{near}")
             elif rest:
                 sections.setdefault(head, {})[rest] = _convert(key, value, _TYPES[key])
             else:
@@ -559,6 +565,15 @@ def _keys() -> dict[str, tuple[Option, Any]]:
 
 _KEYS: dict[str, Option] = {key: option for key, (option, _) in _keys().items()}
 _TYPES: dict[str, Any] = {key: kind for key, (_, kind) in _keys().items()}
+
+
+_ELSEWHERE = {  # how other systems call a key
+    **dict.fromkeys(("lr", "learning_rate"), "client_lr"),
+    **dict.fromkeys(("data", "dataset"), "data.name"),
+    "model": "model.name",
+    "epochs": "num_rounds",
+    "clip": "privacy.clip_norm",
+}
 
 
 def all_keys() -> list[str]:
