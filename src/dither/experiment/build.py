@@ -176,7 +176,7 @@ def build_experiment(
     count = len(dataset.y_train)
     if spec.batch_size > count:
         raise SpecError(
-            f"batch_size={spec.batch_size} exceeds the {count} training records of all clients together"
+            f"batch_size={spec.batch_size} exceeds the {count} training records of all clients together; lower it"
         )
     # Parts of the pooled arrays from here on, so that the records are held once.
     dataset = dataset._replace(x_train=x[:count], y_train=y[:count], x_test=x[count:], y_test=y[count:])
@@ -244,7 +244,9 @@ def _check_supported(prepared: Prepared, method: str) -> None:
     """Refuse targets of single clients, and an adaptive clip, where the method would ignore them."""
     plan = prepared.plan
     if plan.epsilons and len(plan.epsilons) != plan.num_clients:
-        raise SpecError(f"privacy.epsilons has {len(plan.epsilons)} entries for {plan.num_clients} clients")
+        raise SpecError(
+            f"privacy.epsilons has {len(plan.epsilons)} entries for {plan.num_clients} clients; give one for each"
+        )
     needs = {"epsilons": (plan.epsilons, "client_weight"), "clip_quantile": (plan.clip_quantile, "clip_quantile")}
     for key, (asked, entry) in needs.items():
         if asked and entry not in plan.hyper:
