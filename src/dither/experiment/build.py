@@ -22,6 +22,7 @@ import numpy as np
 from dither import data
 from dither.accounting import REPLACE_ONE, ZERO_OUT, ClientEpsilon, step_multiplier
 from dither.accounting.accountant import Accountant, alike, noise_ratio
+from dither.accounting.ledger.store import known_records
 from dither.errors import RunExists, SpecError
 from dither.methods import Method, method, prepare
 from dither.models import Model, count_params, program_digest
@@ -515,6 +516,18 @@ def load_data(
         dataset = data.transformed(dataset, d.transform)
     dataset = dataset if d.split in ("given", "rows") else data.pool(dataset)
     return dataset if d.part == "all" else data.public_part(dataset, d.part, d.public_fraction)
+
+
+def refuse_charged(path: str, rows: np.ndarray | None = None) -> None:
+    """`SpecError` where a file that is declared public holds records that were charged to a ledger of this user,
+    whatever it is called and however it is written: those are private. `rows` are their hashes."""
+    found = known_records(data.hash_records(path) if rows is None else rows)
+    for known in found:
+        if known.share > 0.5:  # of the smaller one: a few rows may be equal by chance
+            raise SpecError(
+                f"{path!r} is declared public, but {known.share:.0%} of it or of {known.file} was charged to "
+                f"{known.path!r} as private; leave it out"
+            )
 
 
 def by_file(spec: Spec, dataset: data.Dataset) -> bool:

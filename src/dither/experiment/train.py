@@ -205,6 +205,8 @@ def spending(
 ) -> Spending | JointSpending | None:
     """The run's account in a ledger, or None for a set of the catalogue without one."""
     spec = experiment.spec
+    if spec.data.test_public and spec.data.test_path:
+        build.refuse_charged(spec.data.test_path)
     if ledger is None and not spec.private:
         check_public(experiment)
         return None
@@ -241,16 +243,13 @@ def spending(
 
 
 def check_public(experiment: Experiment) -> None:
-    """`SpecError` where records that are declared public are in the user's ledger: those were private."""
-    if not experiment.spec.data.public or not Ledger.default_path().is_file():
-        return
-    book, dataset = Ledger(Ledger.default_path()), experiment.dataset
-    places = [(str(source.path), source.digest) for source in dataset.sources]
-    for path, digest in places or [(experiment.spec.data.path, dataset.ledger_digest)]:
-        if data_id(book, path=path, digest=digest) in book.datasets():
-            raise SpecError(
-                f"data.public is set, but {path!r} was charged to {str(book.path)!r} as private; leave it out"
-            )
+    """`SpecError` where training records that are declared public were charged before."""
+    spec, dataset = experiment.spec.data, experiment.dataset
+    files: list[tuple[str, np.ndarray | None]] = [(spec.path, dataset.record_hashes)]
+    if dataset.sources:
+        files = [(str(source.path), source.record_hashes) for source in dataset.sources]
+    for path, rows in files if spec.public else ():
+        build.refuse_charged(path, rows)
 
 
 def _identified(experiment: Experiment, book: Ledger, *, new_ledger: bool) -> list[str]:
