@@ -80,7 +80,7 @@ def data_describe(
     if files and partition == "iid":
         partition = "files"
     path = picture or Path(f"{Path(name).stem}-{partition}.png")
-    common.refuse_input(path, Path(name), *files)
+    common.check_picture(path, Path(name), *files)
     dataset = data.load(
         "" if own else name,
         path=name if own else "",

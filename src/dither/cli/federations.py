@@ -31,7 +31,7 @@ Hosts = Annotated[list[str] | None, Option("--host", help="Name or address under
 Transport = Annotated[
     str, Option(help="Transport of the messages: flower, or nvflare (NVIDIA FLARE, for many parties).")
 ]
-Days = Annotated[int, Option(help="Days until the server's certificate expires.")]
+Days = Annotated[int, Option(min=1, max=36500, help="Days until the server's certificate expires.")]
 PartyFolder = Annotated[
     Path, Option("--federation", metavar="DIR", help="Your party's folder from `dither federation init`.")
 ]

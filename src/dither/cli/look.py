@@ -77,6 +77,7 @@ def reproduce(
     if listed:
         _print_figures(chosen)
         return
+    common.check_folder(out)
     from dither.reproduction.report import disagreements
     from dither.reproduction.running import reproduce as run_figures
 
@@ -172,10 +173,6 @@ def _coloured(status: str) -> str:
 # The page
 
 
-class WebCommand(common.Command):
-    quiet_help = "Print only the address."
-
-
 # reason: each parameter is an option of the command
 def web(
     folder: Annotated[Path, Argument(metavar="FOLDER", help="Folder with run folders.")] = Path("runs"),
@@ -242,7 +239,9 @@ def _listen(host: str, port: int) -> tuple[socket.socket, str]:
     try:
         listener.bind((host.strip("[]"), port))
     except OSError as error:
-        raise SpecError(f"cannot listen on {host}:{port} ({error.strerror}); give another --port") from None
+        raise SpecError(
+            f"cannot listen on {host}:{port} ({error.strerror}); give another --port or --host"
+        ) from None
     listener.listen(128)
     name = f"[{host.strip('[]')}]" if ":" in host else host
     if host in ("0.0.0.0", "::"):  # noqa: S104

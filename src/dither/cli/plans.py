@@ -55,7 +55,8 @@ def plan(
         if file is not None and not file.resolve().parent.is_dir():
             raise SpecError(f"the folder of {str(file)!r} does not exist")
         if file is not None:
-            common.refuse_input(file, Path(method), Path(proxy))
+            check = common.check_picture if file is picture else common.refuse_input
+            check(file, Path(method), Path(proxy))
     with common.on_interrupt("measured runs are kept; run the same command to continue"), common.Bar() as bar:
         result = make_plan(
             method, epsilon=epsilon, delta=delta, clients=clients, records=records, model=model, dim=dim,

@@ -196,6 +196,7 @@ def audit(
     from dither.experiment.folder import cache_folder
     from dither.experiment.report import SHORT_VIEWS, Report
 
+    common.check_folder(out or Path())
     folder = Path(what)
     is_run = (folder / "spec.toml").is_file()
     spec = common.spec_from(str(folder / "spec.toml") if is_run else what, settings)

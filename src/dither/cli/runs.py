@@ -92,6 +92,8 @@ def run(
 
 def _source(given: list[str]) -> str | dict[str, list[str]] | None:
     """What to run: one name or file, or several tables."""
+    if "" in given:
+        raise SpecError("the name of what to run is empty")
     if len(given) < 2:
         return given[0] if given else None
     others = [each for each in given if Path(each).suffix.lower() not in (".csv", ".tsv", ".parquet")]
@@ -193,7 +195,9 @@ def evaluate(
 def predict(
     run_folder: Annotated[Path, Argument(metavar="RUN", help="A finished run folder.")],
     data: Annotated[Path, Option("--data", help="Records: CSV, Parquet, npz or a folder.")],
-    out: Annotated[Path, Option("--out", help="CSV to write, with classes and probabilities; - prints it.")],
+    out: Annotated[
+        str, Option("--out", metavar="PATH", help="CSV to write, with classes and probabilities; - prints it.")
+    ],
     ids: Annotated[
         list[str] | None,
         Option("--id", metavar="COLUMN", help="Copy this column (for example a record number) into the CSV."),
@@ -206,8 +210,8 @@ def predict(
     from dither.experiment.folder import RunFolder, write_text
     from dither.experiment.report import load
 
-    trained, printed = load(run_folder), str(out) == "-"
-    common.refuse_input(out, data, *RunFolder(run_folder).path.rglob("*"))
+    trained, file = load(run_folder), Path(out)
+    common.refuse_input(file, data, *RunFolder(run_folder).path.rglob("*"))
     columns: dict[str, np.ndarray] = {}
     if ids:
         table = read_table(existing_file(data))
@@ -225,11 +229,11 @@ def predict(
     else:
         rows = [[f"{value:.6g}"] for value in trained.predict(data)]
     lines.writerows([*before, *row] for *before, row in zip(*columns.values(), rows, strict=True))
-    if printed:
+    if out == "-":
         typer.echo(text.getvalue(), nl=False)
         return
-    write_text(out, text.getvalue())
-    if common.emit({"predictions": len(rows), "file": str(out)}):
+    write_text(file, text.getvalue())
+    if common.emit({"predictions": len(rows), "file": out}):
         order = "" if ids else ", in the order of the records (--id COLUMN copies a column)"
         typer.echo(f"{len(rows)} predictions in {out}{order}")
 
@@ -277,11 +281,14 @@ def start(
         raise SpecError(f"--split {split!r} must be three numbers, such as 5,85,10") from None
     wanted = Wanted(label, task, common.names_in(classes), tuple(drop or ()), tuple(keep or ()))
     plan = project.plan_project(path, wanted, epsilon=epsilon, delta=delta, shares=shares)
-    if common.output().text:
-        for what, value in plan.lines():
-            common.say(f"{what:<11} {value}", style="default")
-    if asks and not typer.confirm("No values have been read yet. Spend this?", default=True, err=True):
-        return
+
+    def agree() -> None:
+        if common.output().text:
+            for what, value in plan.lines():
+                common.say(f"{what:<11} {value}", style="default")
+        if asks and not typer.confirm("No values have been read yet. Spend this?", default=True, err=True):
+            raise typer.Exit
+
     view = common.RunProgress()
     advice = "what was charged stays charged; `dither budget show` lists it"
 
@@ -291,7 +298,7 @@ def start(
 
     with common.on_interrupt(advice), view:
         done = project.start_project(
-            plan, out=out, ledger=ledger, new_ledger=new_ledger, on_step=step,
+            plan, out=out, ledger=ledger, new_ledger=new_ledger, on_checked=agree, on_step=step,
             values=common.values_of(settings), on_start=view.start, on_evaluation=view.update,
         )  # fmt: skip
     if common.emit(done):

@@ -172,7 +172,7 @@ class _Drafting:
         self.counts = np.bincount(self.codes, minlength=len(self.levels))
 
     def why_no_feature(self) -> str:
-        """Why the column should not be a feature; empty where nothing speaks against it."""
+        """Why the column should not be a feature; empty if nothing speaks against it."""
         rows, levels = len(self.codes), len(self.levels)
         if levels == 0:
             return "holds no values"

@@ -76,7 +76,7 @@ def _too_long(said: re.Match[str]) -> str:
 
 
 def check_table(frame: pd.DataFrame, name: str) -> None:
-    """`DataError` where a table has no rows, or two columns of one name."""
+    """`DataError` if a table has no rows, or two columns of one name."""
     if len(frame) == 0:
         raise DataError(f"{name!r} has a header but no rows; it needs at least one")
     repeated = frame.columns[frame.columns.duplicated()]

@@ -1,4 +1,4 @@
-"""A schema without private looks: `dither data schema --private`.
+"""A schema estimated from private counts: `dither data schema --private`.
 
 Only the header of the tables is public. What a column holds, its bounds, scale, fill value and categories are
 estimated from private counts (`experiment.counting`), in three questions of every column:
@@ -54,6 +54,9 @@ class Wanted:
                 raise DataError(f"{kind} {column!r} is not in every table{did_you_mean(column, header)}")
         if self.task not in TASKS:
             raise SpecError(f"task={self.task!r} is not one of {', '.join(map(repr, TASKS))}")
+        if self.classes and (self.task == "regression" or len(set(self.classes)) < max(len(self.classes), 2)):
+            why = "a number has none" if self.task == "regression" else "give at least two, each once"
+            raise SpecError(f"classes {', '.join(self.classes)}: {why}")
         excluded = dict.fromkeys(self.drop, DROPPED)
         for name in header:
             if ID_NAME.search(name) and name not in (*self.keep, *self.drop, self.label):

@@ -168,7 +168,7 @@ class Agreement(Terms):
         return self
 
     def _check_numbers(self) -> None:
-        """`FederationError` where a number of the spec, or a count, is out of bounds."""
+        """`FederationError` if a number of the spec, or a count, is out of bounds."""
         for key, listed in self.spec.flat().items():
             for value in listed if isinstance(listed, list) else [listed]:
                 if isinstance(value, int):
@@ -191,7 +191,7 @@ class Agreement(Terms):
         require(fits, f"has pictures of {sides[:4]} and {self.num_features} features")
 
     def _check_size(self) -> None:
-        """`FederationError` where the agreement asks for more than a machine can give."""
+        """`FederationError` if the agreement asks for more than a machine can give."""
         spec, widths = self.spec, self.spec.model.hidden
         widest = max(widths, default=0)
         small = len(widths) <= _MOST_LAYERS and widest <= _MOST_PARAMETERS

@@ -12,9 +12,9 @@ sender's identity key (Ed25519), and `federation.json`, the same in all folders,
 cannot add parties that the others do not know, and no party can speak for another. The same identity signs in
 secure aggregation.
 
-Each party makes its own keys (`request`) and hands over public ones; the list of members comes back as an
-invitation that the CA's key signs (`accept`), also when parties are added or revoked. `create` makes everybody's
-keys in one place, for demonstrations: whoever runs it holds every private key.
+Each party creates its own keys (`request`) and sends the public ones. The list of members comes back as an
+invitation signed with the CA's key (`accept`), also when parties are added or revoked. `create` creates
+everybody's keys in one place, for demonstrations: the person who runs it holds every private key.
 """
 
 from __future__ import annotations

@@ -236,7 +236,7 @@ class Party:
         return experiment
 
     def _current(self, name: str) -> _Training | _Counting:
-        """The run that a message is about: one at hand, or one that a restart interrupted."""
+        """The run that a message is about: a current one, or one that a restart interrupted."""
         for run in self._runs.values():
             if run.agreement.run == name:
                 return run

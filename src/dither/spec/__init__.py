@@ -3,10 +3,10 @@
     spec = Spec.from_preset("secure-fedavg").with_values({"privacy.epsilon": 1.0, "num_rounds": 50})
     spec.to_toml();  Spec.from_toml(text)
 
-Every value is checked when a `Spec` is made: an unknown key, a value of the wrong type or out of range is a
-`SpecError` that names it. Checks that need the data (batch_size against a client's records) come later.
+Every value is checked when a `Spec` is created: an unknown key, or a value of the wrong type or out of range,
+raises a `SpecError` that names it. Checks that need the data (batch_size against a client's records) come later.
 
-Methods and their options are declared in methods.toml. A method in a Python file of yours declares its own:
+methods.toml declares the methods and their options. A method in your own Python file declares its own:
 OPTIONS maps each name to `(default, help)` or to an `Option`.
 """
 
@@ -33,6 +33,7 @@ __all__ = ["METHODS", "Spec"]
 _MODEL_FILE = re.compile(r"(?P<file>.+\.py(#[0-9a-f]{64})?):(?P<factory>[A-Za-z_]\w*)")
 IN_MEMORY = "(in memory)"  # data.path of records that were given in Python
 _BETWEEN_FILES = "\n"  # of data.path, where it lists several
+_TABLES = (".csv", ".tsv", ".parquet", ".npz")
 
 
 _LIMITS = {"above": operator.gt, "at_least": operator.ge, "below": operator.lt, "at_most": operator.le}
@@ -437,6 +438,8 @@ class Spec:
         if isinstance(source, Mapping):
             return cls().with_values(_flatten(source), reset_options=True)
         path = Path(source)
+        if path.suffix.lower() in _TABLES:
+            raise SpecError(f"{str(path)!r} is a table; give a spec whose data.path is this file")
         if path.suffix == ".toml" or path.is_file():
             if not path.is_file():
                 raise SpecError(f"no spec file {str(path)!r}; `dither presets` lists what can be run by name")
@@ -445,7 +448,7 @@ class Spec:
             except UnicodeDecodeError:
                 raise SpecError(f"{str(path)!r} is not a text file in UTF-8") from None
             return cls.from_toml(text, where=str(path))
-        if path.suffix and str(source) not in preset_names():
+        if (path.suffix or "/" in str(source)) and str(source) not in preset_names():
             beside = [each.name for each in path.parent.glob("*.toml")] if path.parent.is_dir() else []
             hint = did_you_mean(path.name, beside) if beside else "; give a preset or a file that ends in .toml"
             raise SpecError(f"no spec file {str(source)!r}{hint}")
@@ -453,19 +456,21 @@ class Spec:
 
     @staticmethod
     def given(source: Spec | str | Path | Mapping[str, Any]) -> dict[str, Any] | None:
-        """The values that a mapping or a TOML file gives, by dotted key; of a path of records (a table, or a
-        folder or pattern of tables) that path. None for a `Spec` and for a preset, which are complete."""
+        """The values that a mapping or a TOML file gives, by dotted key. For a path of records (a table, or a
+        folder or pattern of tables), that path. None for a `Spec` and for a preset, which are complete."""
         if isinstance(source, Mapping):
             return _flatten(source)
         if isinstance(source, Spec) or str(source) in preset_names():
             return None
         path = Path(source).expanduser()
-        if path.suffix.lower() in (".csv", ".tsv", ".parquet", ".npz") or path.is_dir() or "*" in str(source):
+        if path.suffix.lower() in _TABLES or path.is_dir() or "*" in str(source):
             return {"data.path": str(source)}
+        if not path.is_file():
+            return None  # `from_any` says what is wrong
         try:
             return _flatten(tomllib.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError):
-            return None  # `from_any` says what is wrong
+            return None
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, complete."""
@@ -497,8 +502,8 @@ class Spec:
         return hashlib.sha256(text).hexdigest()
 
     def fingerprint(self) -> str:
-        """SHA-256 of what differs from the defaults: unlike `digest` the same in later versions that know more
-        keys, and so a name for results that are kept. A change of a default's meaning must change such names."""
+        """SHA-256 of what differs from the defaults. Unlike `digest`, it stays the same in later versions with
+        more keys, so it can name stored results. A change of a default's meaning must change such names."""
 
         def values(spec: Spec) -> dict[str, Any]:  # "auto" is younger than some names: what it comes to counts
             resolved = {"privacy.adjacency": spec.adjacency, "privacy.colluders": spec.colluders}
@@ -529,7 +534,8 @@ class Spec:
             elif key == "model.name" and not isinstance(value, str):
                 sections.setdefault(head, {})[rest] = code.register_model(value)
             elif key not in _KEYS:
-                raise SpecError(f"unknown key {key!r}{did_you_mean(key, all_keys())}")
+                near = did_you_mean(_ELSEWHERE.get(key, key), all_keys(), "`dither keys` lists them all")
+                raise SpecError(f"unknown key {key!r}{near}")
             elif rest:
                 sections.setdefault(head, {})[rest] = _convert(key, value, _TYPES[key])
             else:
@@ -561,13 +567,22 @@ _KEYS: dict[str, Option] = {key: option for key, (option, _) in _keys().items()}
 _TYPES: dict[str, Any] = {key: kind for key, (_, kind) in _keys().items()}
 
 
+_ELSEWHERE = {  # how other systems call a key
+    **dict.fromkeys(("lr", "learning_rate"), "client_lr"),
+    **dict.fromkeys(("data", "dataset"), "data.name"),
+    "model": "model.name",
+    "epochs": "num_rounds",
+    "clip": "privacy.clip_norm",
+}
+
+
 def all_keys() -> list[str]:
     """Every key that TOML and --set understand, dotted (without a method's own options)."""
     return list(_KEYS)
 
 
 def describe_keys(name: str | None = None) -> list[tuple[str, Any, str]]:
-    """(key, default, what it means) of every key, and of a method's own options where one is named."""
+    """(key, default, meaning) of every key, and of the options of `method` if one is given."""
     options = dict(_KEYS)
     if name is not None:
         options |= {f"method_options.{key}": option for key, option in declared(name).options.items()}
@@ -575,7 +590,7 @@ def describe_keys(name: str | None = None) -> list[tuple[str, Any, str]]:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """`key=value` of --set: the value is read as TOML, and as a plain string where it is not."""
+    """`key=value` of --set. The value is read as TOML, or as a plain string if it is not valid TOML."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise SpecError(f"--set {text!r} is not of the form key=value")
@@ -668,7 +683,7 @@ def _method_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-_LEAST_CLIP = 1e-12
+_LEAST_CLIP = 1e-6  # beside it the squares that float32 loses do not count (docs/privacy.md, Totality)
 
 
 def _check_model(model: ModelSpec) -> None:
@@ -703,7 +718,7 @@ def _check_together(spec: Spec) -> None:
     for name, value in {"privacy.clip_norm": spec.privacy.clip_norm, **clips}.items():
         if 0 < value < _LEAST_CLIP:
             raise SpecError(
-                f"{name}={value:g} is below {_LEAST_CLIP:g}: float32 loses the squares of such numbers"
+                f"{name}={value:g} is below {_LEAST_CLIP:g}: float32 loses the squares of such numbers; raise it"
             )
     scales = len(spec.privacy.noise_scale)
     if scales and spec.num_clients and scales != spec.num_clients:

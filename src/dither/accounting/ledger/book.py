@@ -184,7 +184,7 @@ class Book:
         return sorted(((share, root) for root, share in found.items()), reverse=True)
 
     def check_same(self, one: str, other: str) -> None:
-        """ConfigError where two data sets have budgets of which neither is the stricter one."""
+        """ConfigError if two data sets have budgets of which neither is the stricter one."""
         mine, theirs = (
             {client: b for (owner, client), b in self.budgets.items() if owner == self.root(each)}
             for each in (one, other)
@@ -563,7 +563,7 @@ def _coarsest(conditions: Sequence[Conditions]) -> Lattice | None:
 
 
 def _most(values: Iterable[_Number | None]) -> _Number | None:
-    """The largest, or None where one is unknown."""
+    """The largest, or None if one is unknown."""
     known = []
     for value in values:
         if value is None:
