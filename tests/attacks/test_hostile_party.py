@@ -96,7 +96,9 @@ def test_an_answer_with_a_content_that_is_not_ours_ends_no_coordinator():
             return SimpleNamespace(messages_list=[*said, Message(metadata=_about("never asked"))])
 
     def _about(number):
-        return Metadata(reply_to_message_id=number, message_id=f"answer to {number}", ttl=60.0)
+        return Metadata(
+            reply_to_message_id=number, message_id=f"answer to {number}", ttl=60.0, message_type="query"
+        )
 
     transport = GridTransport(SimpleNamespace(_runtime_client=Client()))
     found = transport.pull([*contents, "gone", "not yet answered"])
