@@ -36,10 +36,11 @@ test-torch:  ## Try a PyTorch model in an environment of its own, .venv-torch (t
 	@.venv-torch/bin/python -m pytest -o addopts= -q tests/e2e/test_examples.py -k torch
 
 .PHONY: test-nvflare
-test-nvflare:  ## Try NVIDIA FLARE as transport in an environment of its own, .venv-nvflare
+test-nvflare:  ## Try NVIDIA FLARE as transport in an environment of its own, .venv-nvflare: a quarter of an hour
 	@test -x .venv-nvflare/bin/python || $(PYTHON) -m venv .venv-nvflare
 	@.venv-nvflare/bin/python -m pip install -qq --disable-pip-version-check -e '.[nvflare]' pytest
-	@.venv-nvflare/bin/python -m pytest -o addopts= -q tests/federation/test_nvflare.py tests/e2e/test_federation_nvflare.py
+	@.venv-nvflare/bin/python -m pytest -o addopts= -q tests/federation/test_nvflare.py tests/e2e/test_federation_nvflare.py \
+	  tests/e2e/test_federation.py tests/e2e/test_federation_faults.py -k "nvflare and ($(or $(K),not storm and not every))"
 
 .PHONY: web
 web: $(VENV)/.installed  ## Look at your runs, plans and privacy in a browser

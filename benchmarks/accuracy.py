@@ -10,11 +10,11 @@ aggregation, nobody colludes) or "sums, a third colludes". All ε are proven for
 δ = 1e-5. The features are public (`data.transform`).
 
 Every method makes as many gradient steps and is tuned with the same effort: as many candidates of step size and
-clip, each trained on folds of proxy records. Those are a tenth of the training records, declared public by row
-number alone; all folds but one are repeated up to the count of all records, and that one scores. The chosen
-candidate is then trained with five seeds on all training records, and only those five models see the test
-records. The ε holds for the nine tenths that were not declared public: of the proxy records it covers the training
-but not the tuning.
+clip, each trained on folds of proxy records (Adult's with five draws of the noise). Those are a tenth of the
+training records, declared public by row number alone; all folds but one are repeated up to the count of all
+records, and that one scores. The chosen candidate is then trained with five seeds on all training records, and
+only those five models see the test records. The ε holds for the nine tenths that were not declared public: of the
+proxy records it covers the training but not the tuning.
 
 Which method a goal is about is decided by proxy scores too. Where the best is within one standard error (of its
 differences, fold by fold) of `DEFAULT`, it is that one: momentum and averaging cost no ε, and proxies are few.
@@ -81,6 +81,7 @@ class Setting(NamedTuple):
     values: dict[str, Any]
     steps: int
     folds: int
+    draws: int  # runs of a candidate on a fold, each with its own noise
     rates: tuple[float, ...]
     clips: tuple[float, ...]
 
@@ -95,7 +96,7 @@ def _pictures(name: str, transform: str, steps: int) -> Setting:
         "sampling_rate": 0.125,
         "batch_size": 750,
     }
-    return Setting(values, steps, folds=3, rates=(16.0, 48.0, 128.0, 384.0), clips=(0.2, 0.6))
+    return Setting(values, steps, folds=3, draws=1, rates=(16.0, 48.0, 128.0, 384.0), clips=(0.2, 0.6))
 
 
 DATA = {
@@ -112,6 +113,7 @@ DATA = {
         },
         steps=400,
         folds=5,
+        draws=5,
         rates=(2.0, 6.0, 16.0, 48.0),
         clips=(0.2, 0.4, 0.8),
     ),
@@ -199,7 +201,7 @@ class Splits:
         count = len(self.dataset.y_train)
         order = np.random.default_rng(0).permutation(count)  # by row number alone
         public = order[: round(PROXY * count)]
-        self.folds = DATA[data_name].folds
+        self.folds, self.draws = DATA[data_name].folds, DATA[data_name].draws
         self.public = public[: len(public) // self.folds * self.folds].reshape(self.folds, -1)
         self.train, self.test = np.arange(count), np.arange(count, count + len(self.dataset.y_test))
         self.clients = spec.num_clients
@@ -265,8 +267,9 @@ def score(splits: Splits, tried: Sequence[build.Experiment]) -> Scores:
     key = repr((splits.dataset.name, _program(tried[0]), values))
     if key not in _SCORES:
         folds = [splits.fold(number) for number in range(splits.folds)]
-        runs = [(fold, seed, hyper) for hyper in hypers for seed, fold in enumerate(folds)]
-        tuned = np.reshape(accuracies(tried[0], runs), (len(tried), splits.folds))
+        draws = [(fold, seed) for seed, fold in enumerate(folds * splits.draws)]
+        runs = [(fold, seed, hyper) for hyper in hypers for fold, seed in draws]
+        tuned = np.reshape(accuracies(tried[0], runs), (len(tried), splits.draws, splits.folds)).mean(1)
         best = int(np.argmax(tuned.mean(1)))  # its noise is that of all records, whose count is the same
         finals = [(splits.final(seed), seed, hypers[best]) for seed in range(SEEDS)]
         _SCORES[key] = Scores(tuned, best, accuracies(tried[best], finals))

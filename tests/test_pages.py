@@ -185,7 +185,7 @@ def place(tmp_path_factory):
         label, file = ("readmitted" if "/" in name else "outcome"), folder / f"{name}.csv"
         rows = (
             f"p{number}{i:04d},{age},{'surgery' if i % 3 else 'medicine'},{'yes' if age > 45 else 'no'}"
-            for i, age in enumerate(20 + 37 * i % 60 for i in range(1500))
+            for i, age in enumerate(20 + 37 * i % 60 for i in range(2500))
         )
         file.parent.mkdir(exist_ok=True)
         file.write_text("\n".join([f"patient,age,ward,{label}", *rows]) + "\n")

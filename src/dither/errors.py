@@ -83,17 +83,18 @@ class FederationError(DitherError):
 
 class ProcessError(DitherError):
     """Processes of one simulation cannot connect, differ, or have lost one of them. Its exit code is
-    that of the process at fault, where it is known."""
+    that of the process at fault, if it is known."""
 
 
 class ClientRefused(DitherError):
     """A client's update is not finite or does not have the agreed shape."""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The text "; did you mean ...?" for an unknown name, or the list of known names if none is close."""
+def did_you_mean(name: str, known: Iterable[str], listed: str = "") -> str:
+    """The text "; did you mean ...?" for an unknown name, or where none is close the known names (or `listed`)."""
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.55)
-    if near:
-        return f"; did you mean {near[0]!r}?"
-    return f"; known: {', '.join(known)}"
+    lower = {each.lower(): each for each in known}
+    ends = [each for each in known if each.rpartition(".")[2] == name]
+    if near := ends or difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.55):
+        return f"; did you mean {lower[near[0].lower()]!r}?"
+    return f"; {listed or 'known: ' + ', '.join(known)}"

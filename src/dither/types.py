@@ -21,7 +21,7 @@ Array = Any  # a jax.Array inside a traced function, a NumPy array on the host
 PyTree = Any  # nested tuples, dicts, named tuples of arrays
 Params = PyTree
 ServerState = PyTree
-ClientState = PyTree  # () where a method keeps none
+ClientState = PyTree  # () if a method keeps none
 Message = PyTree  # what the server broadcasts
 Upload = PyTree  # what leaves a client, already scaled by its weight
 Key = Any  # a JAX key, or another source of randomness that privacy.noise understands
@@ -78,8 +78,8 @@ class Round(NamedTuple):
 
 
 class ClientResult(NamedTuple):
-    """What a client returns: `upload` leaves the machine (already multiplied by `weight`), `state` stays,
-    `metrics` are scalars that only the simulator sees (never sent). Where `integers` are given and uploads are
+    """What a client returns: `upload` leaves the machine (already multiplied by `weight`), `state` stays, and
+    `metrics` are scalars that only the simulator sees (never sent). If `integers` are given and uploads are
     aggregated securely, they leave the machine instead of `upload`, which is computed from them."""
 
     upload: Upload
@@ -100,12 +100,13 @@ class Cohort(NamedTuple):
 class Sampling(NamedTuple):
     """How a record was sampled, with its privacy meaning.
 
-    kind        "full" (every record), "fixed" (a fresh uniform subset of fixed size at each use),
-                "poisson" (each record independently), "shuffled" (disjoint batches of a shuffled epoch)
-    rate        probability that one given record enters one given batch
-    adjacency   the neighbour relation for which the release's sensitivity is stated: "zero-out" and "add/remove"
-                for the norm of one contribution, "replace-one" for the distance between any two
-    truncation  probability that a capped Poisson batch dropped a record, per batch: charged to δ
+    Attributes:
+        kind: "full" (every record), "fixed" (a fresh uniform subset of fixed size at each use), "poisson" (each
+            record independently) or "shuffled" (disjoint batches of a shuffled epoch).
+        rate: The probability that one given record enters one given batch.
+        adjacency: The neighbour relation for which the release's sensitivity is stated: "zero-out" and
+            "add/remove" for the norm of one contribution, "replace-one" for the distance between any two.
+        truncation: The probability that a capped Poisson batch dropped a record, per batch. It is charged to δ.
     """
 
     kind: str
@@ -114,17 +115,18 @@ class Sampling(NamedTuple):
     truncation: float = 0.0
     batch_size: int = 0
     population: int = 0
-    fixed_rate: bool = True  # False where the rate follows the client's record count: no proof under add/remove
+    fixed_rate: bool = True  # False if the rate follows the client's record count: no proof under add/remove
 
 
 class ExactNoise(NamedTuple):
-    """Noise that is drawn on the integers and added to integers (R7): what each use of a release owes to that.
+    """Noise that is drawn on the integers and added to integers (R7): what each use of a release pays for that.
 
-    rounding   how much further apart rounding may move neighbours, in units of the noise std
-    distance   total variation distance between the noise that is drawn and the noise that is proved
-    failure    probability of a coin, independent of the records, with which other noise is drawn
-    sums       the noisy integers of all clients are summed as they are, on one lattice: the credit for the others'
-               noise is exact too, and `distance` and `failure` count the noise of a whole cohort
+    Attributes:
+        rounding: How much further apart rounding may move neighbours, in units of the noise std.
+        distance: The total variation distance between the noise that is drawn and the noise that is proved.
+        failure: The probability of a coin, independent of the records, with which other noise is drawn.
+        sums: The noisy integers of all clients are summed directly, on one lattice. The credit for the others'
+            noise is then exact too, and `distance` and `failure` count the noise of a whole cohort.
     """
 
     rounding: float
@@ -138,12 +140,13 @@ class ExactNoise(NamedTuple):
 
 
 class Uses(NamedTuple):
-    """A release after several local steps, by how many of them use the record (E3): where no step moves two models
+    """A release after several local steps, by how many of them use the record (E3). If no step moves two models
     apart, j uses of the record move what is released by at most j times `share` of the sensitivity.
 
-    steps  local steps of the round, each on a batch of its own
-    share  of the sensitivity, for one use in which the record is replaced
-    rate   the largest learning rate of any round: a step must not expand at it
+    Attributes:
+        steps: Local steps of the round, each on its own batch.
+        share: The share of the sensitivity for one use in which the record is replaced.
+        rate: The largest learning rate of any round; a step must not expand at it.
     """
 
     steps: int
@@ -155,10 +158,10 @@ class Release(NamedTuple):
     """What one participation of one client reveals about one of its records, for the accountant.
 
     `noise_std` and `sensitivity` are in the same unit; the sensitivity is for the adjacency named in
-    `sampling`. `uses` counts identical releases inside the participation (local steps, say). `rates` are the
-    learning rates of those steps, where plain gradient steps follow each other: one for all or one a step; without
-    them no proof credits the other clients' noise (R6'). With `exact` the sensitivity holds for what float32
-    computes, and nothing that is added to the noise has bits of its own; None: a proof for real numbers.
+    `sampling`. `uses` counts identical releases inside the participation, such as local steps. `rates` are the
+    learning rates of those steps, one for all or one a step, if they are plain gradient steps in sequence. Without
+    them no proof credits the other clients' noise (R6'). With `exact`, the sensitivity holds for what float32
+    computes, and nothing that is added to the noise has bits of its own. None means a proof for real numbers.
     """
 
     channel: str  # "uplink" or "downlink"
@@ -192,7 +195,7 @@ class Claim(NamedTuple):
     adjacency: str = "replace-one"  # the neighbours the paper speaks of
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in summary.json."""
+        """The entry of summary.json."""
         conditions = [{"condition": text, "holds": bool(holds)} for text, holds in self.conditions]
         return {**self._asdict(), "conditions": conditions}
 
@@ -212,14 +215,14 @@ class Algorithm(NamedTuple):
 
 
 class Participation(NamedTuple):
-    """How the counts of the releases are to be read.
+    """The meaning of the counts of the releases. `kind` is one of:
 
-    realised   they happened: a guarantee given the pattern
-    worst      they are the most that can happen
-    binomial   they are all of `num_rounds`, and an honest party lets the client take part in each by an
-               independent coin of `rate` (R4, ex ante). With `adaptive` selection (by loss, or by anything that
-               follows from earlier outputs) R4 is refused and all rounds are counted. The first `certain` of the
-               listed participations are not drawn: the client takes part in them.
+    - "realised": they happened; the guarantee is given the pattern.
+    - "worst": they are the most that can happen.
+    - "binomial": they are all of `num_rounds`, and an honest party decides with an independent coin of `rate`
+      whether the client takes part in each (R4, ex ante). With `adaptive` selection (by loss, or by anything
+      that follows from earlier outputs), R4 is refused and all rounds are counted. The first `certain` of the
+      listed participations are not drawn: the client takes part in them.
     """
 
     kind: str = "realised"
@@ -242,24 +245,25 @@ class Conditions(NamedTuple):
     """What a proof may use besides the releases: the part of a `PrivacyPlan` that recipes read and ledgers keep.
     The defaults claim nothing.
 
-    cohort_size      clients in a sum, the target included (the smallest, where it varies)
-    colluders        clients that give their own noise to the server
-    others_noise     variance of the honest others' noise in the sum, relative to the target's; None means
-                     equal weights and equal noise: cohort_size - colluders - 1
-    convex           every honest client's clipped gradient is that of a convex loss: one linear score and
-                     per-example clipping
-    smoothness       a data-independent bound on the smoothness of those losses, or None
-    lipschitz        a Lipschitz bound of the clipped-gradient map, for G7c, or None
-    client_state     clients keep private state from round to round (DP-SCAFFOLD): sums then depend on more
-                     than the public past, and no aggregation credit is proved
-    assume           take the credit of G7b although convexity or non-expansive steps are not established;
-                     the value is labelled as assumed
-    own_epochs       shuffled epochs advance only when the client takes part
-    num_rounds       rounds of the run, for shuffled epochs that advance with the calendar
-    encoded          uploads are rounded and clamped before they are summed
-    lattice          the uplink's noise is discrete Gaussian on integers; None: continuous
-    exposures        uploads of the client that the outsider of view "broadcast" also sees (NbAFL's L)
-    counts_shown     what of the run depends on a record count, in words: add/remove then has no proof
+    Attributes:
+        cohort_size: Clients in a sum, including the target (the smallest number, if it varies).
+        colluders: Clients that give their own noise to the server.
+        others_noise: Variance of the honest others' noise in the sum, relative to the target's. None means equal
+            weights and equal noise: cohort_size - colluders - 1.
+        convex: Every honest client's clipped gradient is that of a convex loss: one linear score and per-example
+            clipping.
+        smoothness: A data-independent bound on the smoothness of those losses, or None.
+        lipschitz: A Lipschitz bound of the clipped-gradient map, for G7c, or None.
+        client_state: Clients keep private state from round to round (DP-SCAFFOLD). Sums then depend on more than
+            the public past, and no aggregation credit is proved.
+        assume: Take the credit of G7b although convexity or non-expansive steps are not established; the value is
+            labelled as assumed.
+        own_epochs: Shuffled epochs advance only when the client takes part.
+        num_rounds: Rounds of the run, for shuffled epochs that advance with the calendar.
+        encoded: Uploads are rounded and clamped before they are summed.
+        lattice: The grid of the uplink's discrete Gaussian noise; None means continuous noise.
+        exposures: Uploads of the client that the outsider of view "broadcast" also sees (NbAFL's L).
+        counts_shown: What in the run depends on a record count, in words; add/remove then has no proof.
     """
 
     cohort_size: int = 1
@@ -282,7 +286,7 @@ class Conditions(NamedTuple):
 
 
 class PrivacyPlan(NamedTuple):
-    """All that decides what a run reveals: the one source of what runs and of what is proved.
+    """Everything that decides what a run reveals: the only source of what runs and of what is proved.
 
     The spec fills in the first part, the method the second (`prepare` returns the plan with its noise and what is
     particular to it), the experiment the third. The engine builds samplers, clip, noise, rates and sums from it;
@@ -359,12 +363,12 @@ class PrivacyPlan(NamedTuple):
 
     @property
     def silent(self) -> int:
-        """Clients whose noise a proof must not count on: colluders, and those that may be missing in a sum."""
+        """Clients on whose noise a proof must not count: colluders, and those that may be missing from a sum."""
         return self.colluders + self.missing
 
     @property
     def lattice(self) -> Lattice | None:
-        """The grid of discrete noise in the unit of the releases, where the least weight makes it coarsest."""
+        """The grid of discrete noise in the unit of the releases, at the smallest weight, where it is coarsest."""
         if not self.discrete_noise:
             return None
         return Lattice(2.0**-self.scale_bits / self.upload_unit, self.num_params, self.noise_ratio)
@@ -393,8 +397,8 @@ class PrivacyPlan(NamedTuple):
 class Prepared(NamedTuple):
     """A method set up for one federation.
 
-    `build(hyper)` gives the `Algorithm`; called with the float64 values of `plan.hyper` its `releases` is exact,
-    called with traced values inside the engine one compilation serves a whole sweep.
+    `build(hyper)` returns the `Algorithm`. With the float64 values of `plan.hyper`, its `releases` are exact. With
+    traced values inside the engine, one compilation serves a whole sweep.
     """
 
     plan: PrivacyPlan

@@ -251,7 +251,7 @@ def test_certain_rounds_count_beside_those_that_are_drawn():
     assert drawn(0, (noisy, 1)).value < one
     assert one < drawn(1, (noisy, 6)).value < accounting.gaussian_epsilon(math.sqrt(6) / 4, 1e-5)
     assert drawn(1, (noisy, 1), (quiet, 5)).value > drawn(1, (quiet, 1), (noisy, 1), (quiet, 4)).value
-    assert "5 rounds with probability 0.1 and in 1 for sure" in drawn(1, (noisy, 6)).detail
+    assert "5 rounds with probability 0.1 and in 1 with certainty" in drawn(1, (noisy, 6)).detail
 
 
 # --- refusals ------------------------------------------------------------------------------------------

@@ -238,7 +238,7 @@ def test_a_file_longer_than_its_array_is_refused(tmp_path):
     with (folder / "y.npy").open("ab") as file:
         np.save(file, y)
     behind = (folder / "y.npy").stat().st_size // 2
-    with pytest.raises(DataError, match=rf"y.npy' has {behind:,} bytes after its records"):
+    with pytest.raises(DataError, match=rf"y.npy' has {behind:,} extra bytes after its records"):
         data.load(path=folder)
 
 
@@ -276,7 +276,7 @@ def test_what_a_folder_does_not_take_is_said(tmp_path):
         data.load(path=folder, label="outcome")
     with pytest.raises(DataError, match=r"is not a folder of .npy files"):
         data.load(path=tmp_path / "a.npz", stream="yes")
-    with pytest.raises(DataError, match="is not a folder; the records are one"):
+    with pytest.raises(DataError, match=r"is not a folder, but data\.path is"):
         data.load(path=folder, test_path=tmp_path / "a.npz")
     with pytest.raises(DataError, match=r"is a folder; give a .csv, .parquet or .npz file"):
         data.read_table(folder)

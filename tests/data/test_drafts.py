@@ -49,9 +49,12 @@ def dates(style: str) -> list[str]:
         (dates("%Y%m%d"), "holds dates"),
         (pd.date_range("2020-01-05", periods=ROWS), "holds dates"),
         (pd.to_timedelta(np.arange(ROWS) % 90, unit="h"), "holds dates or durations"),
-        ([f"${number % 90}" for number in range(ROWS)], "holds numbers with other signs: write '$9' and"),
-        ([f"{number % 90},5 %" for number in range(ROWS)], "holds numbers with other signs"),
-        ([f"1,{number:03d},000" for number in range(ROWS)], "holds numbers with other signs"),
+        (
+            [f"${number % 90}" for number in range(ROWS)],
+            "holds numbers with other characters: write values such as '$9'",
+        ),
+        ([f"{number % 90},5 %" for number in range(ROWS)], "holds numbers with other characters"),
+        ([f"1,{number:03d},000" for number in range(ROWS)], "holds numbers with other characters"),
         (["NL"] * ROWS, "same value in every row"),
         ([""] * ROWS, "holds no values"),
         ([f"patient {number} was seen again" for number in range(ROWS)], "is free text"),
@@ -93,7 +96,7 @@ def test_what_to_drop_and_what_to_keep() -> None:
     frame = table(patient_id=np.arange(ROWS), ward=["a", "b"] * (ROWS // 2))
     drafted = draft(frame, "ill", name="t", drop=["ward"], keep=["patient_id"])
     assert [column.name for column in drafted.schema.columns] == ["age", "patient_id"]
-    assert drafted.excluded == {"ward": "is dropped, as you asked"}
+    assert drafted.excluded == {"ward": "is left out at your request"}
     with pytest.raises(DataError, match="column 'wart' is not in 't'; did you mean 'ward'"):
         draft(frame, "ill", name="t", drop=["wart"])
     with pytest.raises(DataError, match="no column that can be a feature: 'patient_id' looks like an id"):

@@ -8,14 +8,22 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 from dither.experiment.folder import RunFolder, write_text
 from dither.federation.local import free_port
-from tests.federation.parties import Parties, simulated
+from tests.federation.parties import NAMES, Parties, simulated
+
+FLOWER = pytest.mark.skipif(find_spec("flwr") is None, reason="needs dither[deploy]")
+FLARE = pytest.mark.skipif(find_spec("nvflare") is None, reason="needs dither[nvflare]")
+TRANSPORTS = [pytest.param("flower", marks=FLOWER), pytest.param("nvflare", marks=FLARE)]
 
 
 @dataclass
@@ -138,7 +146,7 @@ class Processes:
         """Wait until so many rounds are complete."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            if len(self.parties.coordinator().journal.rounds()) >= number:
+            if len(rounds(self)) >= number:
                 return
             server = self.running.get("server")
             assert server is None or server.poll() is None, self.output("server")
@@ -166,6 +174,31 @@ class Processes:
                 env=environment,
                 start_new_session=True,
             )
+
+
+def rounds(run: Processes) -> list[dict[str, Any]]:
+    return run.parties.coordinator().journal.rounds()
+
+
+def summary(run: Processes) -> dict[str, Any]:
+    return json.loads((run.folder / "run" / "summary.json").read_text())
+
+
+def ledgers(run: Processes, kills: Mapping[str, int] | None = None) -> dict[str, list[int]]:
+    """The rounds in each ledger, each once: those whose update a party computed. Where the others go on without a
+    party that was killed, also at most one round a kill, which it had paid for and was not asked for again: a
+    ledger may count too much, never too little."""
+    run.parties.nodes = {name: run.parties.node(name) for name in NAMES}
+    charged = {name: run.parties.charged(name) for name in NAMES}
+    for name in NAMES:
+        (log,) = (run.folder / "keys" / "parties" / name / "runs").glob("*/log.jsonl")
+        computed = {json.loads(line)["round"] for line in log.read_text().splitlines()}
+        counted = {line["round"] for line in rounds(run) if name in line["counted"]}
+        paid_alone = set(charged[name]) - computed
+        assert charged[name] == sorted(computed | paid_alone), name
+        assert counted <= computed, name
+        assert len(paid_alone) <= (kills or {}).get(name, 0), name
+    return charged
 
 
 def same_bits(parties: Parties) -> None:

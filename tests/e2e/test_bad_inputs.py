@@ -29,7 +29,10 @@ def drafted(folder, label="ill"):
 @pytest.mark.parametrize(
     ("column", "answer"),
     [
-        (np.arange(ROWS) + 1000, "looks like an id: 700 different values in 700 rows that grow from row to row"),
+        (
+            np.arange(ROWS) + 1000,
+            "looks like an id: 700 different values in 700 rows that increase from row to row",
+        ),
         ([f"P{number:05d}" for number in range(ROWS)], "looks like an id: 700 different values in 700 rows"),
         (
             [f"code {number % 150}" for number in range(ROWS)],

@@ -1,4 +1,6 @@
-"""A federation over NVIDIA FLARE: a server, sites and parties as processes, mutual TLS, loopback."""
+"""What only NVIDIA FLARE could let anybody do: its server and sites as processes, mutual TLS, loopback.
+
+What holds over both transports is in test_federation.py and test_federation_faults.py."""
 
 import threading
 import time
@@ -12,45 +14,8 @@ from dither.federation import keys
 from dither.federation.local import answer_at, free_port
 from dither.federation.nvflare import KIT, kits, system
 from dither.federation.nvflare.system import FlareServer
-from tests.attacks.test_run_folder import secrets_in
-from tests.e2e.federations import Processes, same_bits
-from tests.federation.parties import NAMES, Parties, small_spec
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.mark.parametrize(("method", "own_kits"), [("cpfed", False), ("dp-scaffold", True)])
-def test_processes_give_the_bits_of_the_simulator_and_end_by_themselves(tmp_path, method, own_kits):
-    parties = Parties(tmp_path, small_spec(method, **{"secagg.mode": "real"}))
-    with Processes(parties, transport="nvflare", own_kits=own_kits) as run:
-        run.serve()
-        run.join_all()
-        assert run.wait("server", 300) == 0, run.output("server")
-        for name in NAMES:
-            assert run.wait(name, 90) == 0, run.output(name)
-        same_bits(run.parties)
-        assert secrets_in(run.folder / "run", run.folder / "keys") == []
-        assert "round 3/3  4 parties" in run.output("server")
-        assert "this party answered 3" in run.output("ann")
-
-
-def test_killed_parties_and_a_killed_server(tmp_path):
-    """SIGKILL of a party, of the server, of a party again: the same bits in the end, each round charged once."""
-    spec = small_spec(**{"num_rounds": 12, "federation.min_clients": 4, "federation.round_timeout": 60.0})
-    with Processes(Parties(tmp_path, spec), transport="nvflare") as run:
-        run.start_until_round(2, 300)
-        run.kill("bob")
-        run.join("bob")
-        run.until_round(4, 200)
-        run.kill("server")
-        run.serve()
-        run.until_round(6, 300)
-        run.kill("ann")
-        run.join("ann")
-        assert run.wait("server", 300) == 0, run.output("server")
-        same_bits(run.parties)
-        run.parties.nodes = {name: run.parties.node(name) for name in NAMES}
-        assert [run.parties.charged(name) for name in NAMES] == [list(range(12))] * 4
 
 
 def test_a_revoked_party_does_not_connect(tmp_path):

@@ -148,7 +148,7 @@ def test_a_plan_goes_on_with_what_it_measured(tmp_path):
     whole = finished(*PLAN, DITHER_CACHE=tmp_path / "other")
     cache = tmp_path / "cache"
     errors = interrupted(start(*PLAN, DITHER_CACHE=cache), lambda: kept(cache))
-    assert errors == "interrupted; measured runs are kept: the same command continues\n"
+    assert errors == "interrupted; measured runs are kept; run the same command to continue\n"
     lines = kept(cache)[0].read_text().count("\n")
     again = finished(*PLAN, DITHER_CACHE=cache)
     assert lines >= 1
@@ -175,7 +175,7 @@ def test_a_reproduction_keeps_finished_runs(tmp_path):
     cache = tmp_path / "cache"
     command = ["reproduce", "secure-fedavg", "--scale", "smoke", "--only-compute", "--cache", cache, "--json"]
     errors = interrupted(start(*command), lambda: list(cache.rglob("runs-*/*/*.json.gz")))
-    assert errors == "interrupted; finished runs are kept: the same command continues\n"
+    assert errors == "interrupted; finished runs are kept; run the same command to continue\n"
     before = len(list(cache.rglob("runs-*/*/*.json.gz")))
     assert finished(*command)["made"]["computed"] > 0
     assert len(list(cache.rglob("runs-*/*/*.json.gz"))) > before
@@ -192,7 +192,7 @@ def test_a_demonstration_of_a_federation_goes_on(tmp_path):
 
     command = ["federation", "demo", "--out", folder, "--json"]
     errors = interrupted(start(*command), two_rounds)
-    assert errors == f"interrupted; go on with: dither federation demo --out {folder}\n"
+    assert errors == f"interrupted; continue with: dither federation demo --out {folder}\n"
     time.sleep(3)
     assert [line for line in commands() if str(folder) in line] == []  # nobody is left behind
     done = subprocess.run(
@@ -231,8 +231,8 @@ def test_a_server_and_a_party_go_on(tmp_path):
             process = run.running.pop(name)
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 130, run.output(name)
-        assert f"interrupted; go on with the same command and --out {tmp_path / 'run'}" in run.output("server")
-        assert "interrupted; the same command takes up where this one ended" in run.output("bob")
+        assert f"interrupted; continue with the same command and --out {tmp_path / 'run'}" in run.output("server")
+        assert "interrupted; run the same command to continue" in run.output("bob")
         run.serve("--json")
         run.join("bob", "--json")
         assert run.wait("server", 600) == 0, run.output("server")

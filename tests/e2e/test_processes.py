@@ -411,7 +411,7 @@ def test_an_interrupted_sweep_goes_on(spec, tmp_path, monkeypatch):
         crew.all[0].send_signal(signal.SIGINT)
         codes, _, errors = crew.ended()
     assert codes == [130, 130], errors
-    assert "finished batches are kept, continue with: dither sweep" in errors[0]
+    assert "finished batches are kept; continue with: dither sweep" in errors[0]
     kept = sorted(path.name for path in finished.iterdir())
     assert len(kept) < 3
     with Crew(*command, "-q") as crew:

@@ -53,7 +53,7 @@ def test_blanking_a_record_moves_no_question_further_than_its_noise_is_for(asked
         worlds.append(list(asked))
     with_record, blanked = worlds
     assert len(with_record) == len(blanked) == 6
-    assert {question.kind for question, _ in blanked} == {*counting._COUNTERS, counting.NAMES}
+    assert {question.kind for question, _ in blanked} == {*counting._COUNTERS, counting.NAMES} - {counting.WEIGHTS}
     moved = 0.0
     for (question, counts), (_, others) in zip(with_record, blanked, strict=True):
         if question.kind == counting.NAMES:  # one more cell, for a text that nobody else has
@@ -69,6 +69,7 @@ def test_blanking_a_record_moves_no_question_further_than_its_noise_is_for(asked
 def test_one_record_moves_no_score_further_than_its_noise_is_for(asked, kind):
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3 if kind == "several" else 2, 50)
+    y[0] = 1  # the ranks are of positive records
     outputs = rng.normal(size=(50, 3) if kind == "several" else 50)
     number = {"binary": 2, "several": 3, "numbers": 0}[kind]
     table = evaluation.score_columns(outputs, y, "regression" if kind == "numbers" else "classification", number)
@@ -183,6 +184,41 @@ def test_questions_from_strangers_are_checked(change):
     assert Question.from_dict(GOOD).to_dict() == GOOD
     with pytest.raises(SpecError, match="a question"):
         Question.from_dict({**GOOD, **change})
+
+
+WEIGHED = Question(
+    "weights", ("a",), 0.5, ((0.0, 1.0),), bins=2, label="b", classes=("x", "y"), weights=((0.0, 0.5, -1.0, 1.0),)
+).to_dict()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"weights": [[0.0, 0.5, -1.0, 1.0001]]},
+        {"weights": [[0.0, 0.5, -1.0, math.nan]]},
+        {"weights": [[0.0, 0.5, -1.0]]},
+        {"weights": [[0.0, 0.5, -1.0, 1.0], [0.0]]},
+        {"weights": []},
+        {"weights": [["a", 0, 0, 0]]},
+        {"label": ""},
+        {"bins": 3},
+        {"classes": []},
+    ],
+)
+def test_weights_from_strangers_are_checked(change):
+    assert Question.from_dict(WEIGHED).to_dict() == WEIGHED
+    with pytest.raises(SpecError, match="a question"):
+        Question.from_dict({**WEIGHED, **change})
+
+
+def test_weights_are_summed_by_class_and_part():
+    """What a record can move is the length of the longest column of weights, in units."""
+    question = Question.from_dict({**WEIGHED, "weights": [[0.0, 0.5, -1.0, 1.0], [0.25, 0.5, 0.0, 0.0]]})
+    frame = pd.DataFrame({"a": [0.1, 0.9, 0.9, 0.2, 9.0, 0.1, None], "b": ["x", "x", "x", "y", "y", "z", "y"]})
+    sums = counting._weights(question, Columns(frame))
+    np.testing.assert_array_equal(sums / counting.UNITS, [[0.0 + 0.5 + 0.5 - 1.0 + 1.0, 0.25 + 0.5 + 0.5]])
+    assert question.touched == counting.UNITS**2
+    assert question._replace(weights=((0.5, 0.0, 0.0, 0.0),) * 2).touched == counting.UNITS**2 // 2
 
 
 def test_a_category_that_is_asked_for_twice_counts_once():

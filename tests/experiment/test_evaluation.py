@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.special import expit
 from sklearn import metrics
 from typer.testing import CliRunner
 
@@ -15,54 +16,89 @@ from dither.experiment.counting import Counting
 from tests.experiment.test_statistics import seeded
 
 
-def binary_tables(count=3, records=4000):
-    rng = np.random.default_rng(5)
-    tables = []
-    for _ in range(count):
-        truth = (rng.random(records) < 0.3).astype(int)
-        probability = 1 / (1 + np.exp(-(2.0 * truth - 1.5 + rng.normal(size=records))))
-        predicted = (probability > 0.5).astype(int)
-        tables.append(
-            pd.DataFrame(
-                {
-                    "probability": probability,
-                    "predicted": predicted,
-                    "truth": truth,
-                    "right": (truth == 1).astype(int),
-                }
-            )
-        )
-    return tables
+def scored(odds, truth, institutions):
+    """Of two classes, dealt out to institutions."""
+    table = evaluation.score_columns(odds, truth, "classification", 2)
+    return [table.iloc[at::institutions] for at in range(institutions)]
 
 
-def test_scores_of_two_classes_are_near_and_their_intervals_hold_the_exact_ones():
-    everyone = pd.concat(binary_tables())
-    exact = {
-        "accuracy": metrics.accuracy_score(everyone["truth"], everyone["predicted"]),
-        "auc": metrics.roc_auc_score(everyone["truth"], everyone["probability"]),
-        "log_loss": metrics.log_loss(everyone["truth"], everyone["probability"]),
-        "brier": metrics.brier_score_loss(everyone["truth"], everyone["probability"]),
+def balanced(rng):
+    truth = (rng.random(12_000) < 0.3).astype(int)
+    return 2.0 * truth - 1.5 + rng.normal(size=len(truth)), truth
+
+
+def rare(rng):
+    """One record in thirteen is positive, and most probabilities are small."""
+    odds = rng.normal(-4.0, 2.2, 20_000)
+    return odds, (rng.random(len(odds)) < expit(odds)).astype(int)
+
+
+def few_values(rng):
+    """Scores so close to each other that a part holds them all: in each clump the positive ones are above."""
+    odds, truth = balanced(rng)
+    return np.round(odds / 2) * 2 + 1e-6 * truth, truth
+
+
+def exact_scores(odds, truth):
+    probability = expit(odds)
+    return {
+        "accuracy": metrics.accuracy_score(truth, odds > 0),
+        "auc": metrics.roc_auc_score(truth, odds),
+        "log_loss": metrics.log_loss(truth, probability),
+        "brier": metrics.brier_score_loss(truth, probability),
     }
-    inside = []
-    for seed in range(8):
-        counting = Counting(binary_tables(), 1.0, 1e-5, seeded(seed))
-        scores = evaluation._classification(counting, 2, 1.0, 1e-5)
-        assert scores.model["auc"].value == pytest.approx(exact["auc"], abs=0.03)
-        inside += [
-            scores.model[name].low - 0.003 <= value <= scores.model[name].high + 0.003
-            for name, value in exact.items()
-        ]
-        inside.append(
-            scores.trivial["accuracy"].low <= 1 - everyone["truth"].mean() <= scores.trivial["accuracy"].high
+
+
+def frequent(rng):
+    odds, truth = rare(rng)
+    return -odds, 1 - truth
+
+
+@pytest.mark.parametrize(("made", "off"), [(balanced, 0.03), (rare, 0.05), (frequent, 0.05), (few_values, 0.2)])
+def test_scores_of_two_classes_are_near_and_their_intervals_hold_the_exact_ones(made, off):
+    odds, truth = made(np.random.default_rng(5))
+    exact, inside, auc = exact_scores(odds, truth), {}, []
+    for seed in range(12):
+        counting = Counting(scored(odds, truth, 3), 1.0, 1e-5, seeded(seed), lists_names=False)
+        scores = evaluation.private_scores(counting, "ab", None, 1.0, 1e-5)
+        auc.append(scores.model["auc"].value)
+        for name, value in exact.items():
+            at = scores.model[name]
+            assert 0 <= at.low <= at.value <= at.high
+            inside.setdefault(name, []).append(at.low <= value <= at.high)
+        inside.setdefault("trivial", []).append(
+            scores.trivial["accuracy"].low
+            <= max(truth.mean(), 1 - truth.mean())
+            <= scores.trivial["accuracy"].high
         )
-        assert scores.records == len(everyone)
-    assert np.mean(inside) >= 0.9
-    # without noise the binned scores are the exact ones, up to the width of a bin
-    silent = Counting(binary_tables(), 1.0, 1e-5, seeded(0))
-    silent.mu = silent.institutions[0].mu = silent.institutions[1].mu = silent.institutions[2].mu = 1e6
-    quiet = evaluation._classification(silent, 2, 1.0, 1e-5)
+        assert scores.records == len(truth)
+    assert np.abs(np.subtract(auc, exact["auc"])).max() < off
+    assert np.mean(list(inside.values())) >= 0.95
+    assert min(map(np.mean, inside.values())) >= 0.9
+    if made is not few_values:  # where it lies at one end of what ties allow
+        assert np.mean(auc) == pytest.approx(exact["auc"], abs=0.006)
+
+
+@pytest.mark.parametrize("scale", [0.001, 1.0, 1000.0])
+def test_without_noise_the_scores_are_exact_up_to_ties(scale):
+    """Whatever the scale of the log-odds; the interval is what ties, and the ends of the parts, leave open."""
+    odds, truth = rare(np.random.default_rng(5))
+    quiet = Counting(scored(odds * scale, truth, 1), 1e12, 1e-5, seeded(0), lists_names=False)
+    scores, exact = (
+        evaluation.private_scores(quiet, "ab", None, 1.0, 1e-5).model,
+        exact_scores(odds * scale, truth),
+    )
     for name, value in exact.items():
-        assert quiet.model[name].value == pytest.approx(value, abs=0.004)
+        at = scores[name]
+        assert at.low - 1e-3 * value <= value <= at.high + 1e-3 * value
+        assert at.value == pytest.approx(value, rel=0.02)
+    assert scores["auc"].high - scores["auc"].low < 0.06
+
+
+def test_of_a_class_that_drowns_in_noise_no_auc_is_said():
+    odds, truth = rare(np.random.default_rng(5))
+    counting = Counting(scored(odds[:600], truth[:600], 2), 0.1, 1e-5, seeded(0), lists_names=False)
+    assert evaluation.private_scores(counting, "ab", None, 0.1, 1e-5).model["auc"] == (0.5, 0.0, 1.0)
 
 
 def test_scores_of_several_classes():
@@ -71,7 +107,7 @@ def test_scores_of_several_classes():
     predicted = np.where(rng.random(9000) < 0.7, truth, rng.integers(0, 4, 9000))
     table = pd.DataFrame(
         {
-            "probability": rng.uniform(0.3, 1.0, 9000),
+            "score": rng.uniform(0.3, 1.0, 9000),
             "predicted": predicted,
             "truth": truth,
             "right": (truth == predicted).astype(int),
@@ -107,11 +143,12 @@ def test_calibration_is_said_of_eighths_that_stand_out_of_their_noise():
     cells = np.zeros((2, 32), int)
     cells[:, :4] = [[60, 80, 100, 60], [10, 20, 30, 40]]
     cells[:, 4] = [20, 11]  # 31 of 4 · 7.84 = 31.36
-    cells[:, 28:] = [[0, 0, 1, 0], [25, 25, 25, 24]]
-    (first, low), (last, high) = evaluation._calibration(cells, 2.0)
-    assert (first, last) == (1 / 16, 15 / 16)
+    cells[:, 28:] = [[0, 0, -1, 0], [25, 25, 26, 25]]
+    (first, low), (last, high) = evaluation._calibration(cells, 2.0, np.arange(32) / 31)
+    assert first == pytest.approx((100 + 2 * 130 + 3 * 100) / 31 / 400)
+    assert last == pytest.approx((28 + 29 + 30 + 31) / 31 / 4)
     assert low == pytest.approx((0.25, 0.25 - 0.0196, 0.25 + 0.0196))
-    assert high == pytest.approx((0.99, 0.99 - 0.0784, 1.0))
+    assert high == pytest.approx((1.0, 1.0 - 0.0784, 1.0))
 
 
 @pytest.mark.parametrize("classes", [2, 3, 0])
@@ -135,7 +172,7 @@ def test_a_blank_is_counted_nowhere(classes):
     """A record whose label is no class of a private schema has the label -1."""
     outputs = np.ones((4, 3)) if classes == 3 else np.ones(4)
     table = evaluation.score_columns(outputs, np.array([-1, 1, 0, -1]), "classification", classes)
-    seen = table.dropna() if not classes else table[table["right"] >= 0]
+    seen = table.dropna() if not classes else table[table["truth"] >= 0]
     assert len(seen) == 2
     counters = []
     for frame in (table, seen):

@@ -138,7 +138,7 @@ def test_a_continued_run_keeps_its_devices(folder):
     experiment = build_experiment(spec_of(folder, "yes", **{"data.stream_memory": 0.01}))
     assert check(experiment) == check(experiment, {"devices": 1}) == Shards()
     assert check(experiment, {"devices": 2}) == Shards(clients=2)
-    with pytest.raises(RunExists, match=r"begun on 64 devices; the 4 here .*DITHER_DEVICES=64"):
+    with pytest.raises(RunExists, match=r"begun on 64 devices; 4 devices .*DITHER_DEVICES=64"):
         check(experiment, {"devices": 64})
     assert check(experiment, {"devices": 64, "processes": 32}) == Shards()
 

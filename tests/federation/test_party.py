@@ -106,7 +106,7 @@ def test_a_node_answers_nothing_that_its_terms_do_not_foresee(parties):
     assert "is over" in ask(round=1)
     assert "another broadcast" in ask()
     assert "not finite" in ask(arrays={name: np.full_like(leaf, np.nan) for name, leaf in leaves.items()})
-    assert "is due" in ask(arrays={name: leaf.ravel()[:1] for name, leaf in leaves.items()})
+    assert "expected float32" in ask(arrays={name: leaf.ravel()[:1] for name, leaf in leaves.items()})
     assert "without 'm0'" in ask(arrays={})
     assert "unknown here" in ask(run="0123456789abcdef")
     assert "unknown here" in ask(run="../../etc")

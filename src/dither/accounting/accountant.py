@@ -1,8 +1,8 @@
 """What a plan proves: from its releases and its cohorts to the table of proven ε, and back to the noise.
 
-`accounting.account` knows one client's releases. A run has many clients that take part in different rounds; this
-module finds, for each class of alike clients, the participation that reveals at least as much as any member's (the
-strongest, rank by rank), and accounts for that: the result holds for every client.
+`accounting.account` handles one client's releases. A run has many clients that take part in different rounds. For
+each class of clients with the same releases, this module finds a participation pattern that reveals, rank by
+rank, at least as much as any member's, and accounts for that pattern. The result holds for every client.
 """
 
 from __future__ import annotations
@@ -294,8 +294,9 @@ def _straddling(sampling: Sampling, steps: int, alternatives: Sequence[Release])
 class Accountant:
     """Proven ε of a plan, planned or realised.
 
-    `releases` are the method's at the plan's noise; `alike` are the classes of clients that `alike()` finds, for
-    callers that ask about one method more than once. Where `members` are given, the rows are theirs alone.
+    `releases` are the method's releases at the plan's noise. `alike` are the classes of clients that `alike()`
+    finds, for callers that ask about one method more than once. If `members` are given, the rows are for them
+    alone.
     """
 
     def __init__(
@@ -357,8 +358,8 @@ class Accountant:
         return self.proven(view, adjacency, unit, noise=noise).value
 
     def proven(self, view: str = "", adjacency: str = "", unit: str = "run", *, noise: float = 1.0) -> ProvenRow:
-        """The row behind `epsilon`. Plans that ask the same (specs of a sweep that differ in seed, say) are
-        answered once."""
+        """The row behind `epsilon`. Plans with the same question (for example specs of a sweep that differ in the
+        seed) are answered once."""
         view, adjacency = view or self.plan.view, adjacency or self.plan.adjacency
         if unit == "message":
             return self._message(adjacency, noise)
@@ -405,8 +406,8 @@ class Accountant:
     # Tables
 
     def table(self) -> list[ProvenRow]:
-        """Proven ε for every view and adjacency, the largest over clients, with the least and the median beside
-        it; then one participation by itself (unit "message")."""
+        """Proven ε for every view and adjacency: the largest over the clients, with the smallest and the median
+        beside it; then one participation by itself (unit "message")."""
         rows = []
         members = [len(group.members) for group in self.clients]
         for adjacency in ADJACENCIES:
@@ -461,9 +462,9 @@ class Accountant:
         return rows
 
     def before_the_draw(self, cohort_size_at: Callable[[int], int]) -> list[ProvenRow]:
-        """Every bound when an honest party is yet to draw each round's cohort, independently of data and outputs:
-        a client takes part in each round with probability cohort_size/num_clients (R4), but surely where all do
-        (Secure FedAvg's first round)."""
+        """Every bound before an honest party draws each round's cohort, independently of data and outputs. A
+        client takes part in each round with probability cohort_size/num_clients (R4), and with certainty in rounds
+        with all clients (Secure FedAvg's first round)."""
         plan = self.plan
         if plan.round_numbers:
             raise SpecError("some rounds of this run were repeated: their participants are already drawn (R4)")
@@ -505,7 +506,7 @@ class Accountant:
             )
 
         groups = classes(hidden, plan.client_sizes, [everyone] * rounds, lattice=plan.lattice)
-        condition = "assumed: nobody outside learns who takes part; the seed, which spec.toml holds, would tell"
+        condition = "assumed: no outsider learns who takes part, so the seed (in spec.toml) stays secret"
         rows = []
         for adjacency in ADJACENCIES:
             proved = [
@@ -629,11 +630,12 @@ _LARGE = 1e6  # stands for ε = ∞ in the search
 
 
 def calibrate(epsilon: float, proven_epsilon: Callable[[float], float], *, guess: float = 1.0) -> float:
-    """The noise (a multiplier, a std: anything positive) whose proven ε is at most `epsilon`, and near it.
+    """The noise (a multiplier, a std, or anything else positive) whose proven ε is at most `epsilon` and close
+    to it.
 
     `proven_epsilon` must not increase with the noise. The result satisfies
-    (1 - TOLERANCE)·epsilon <= proven_epsilon(noise) <= epsilon, except where the function jumps past the
-    target; then it is the smallest noise found that meets it. NoProof if no noise does.
+    (1 - TOLERANCE)·epsilon <= proven_epsilon(noise) <= epsilon, unless the function jumps past the
+    target; then it is the smallest noise found that meets it. Raises NoProof if no noise does.
     """
     if not 0.0 < epsilon < math.inf:
         raise ValueError(f"epsilon={epsilon} must be positive and finite")

@@ -139,7 +139,7 @@ def item_by_use(release: Release, adjacency: str, *, gain: float = 1.0) -> Item:
     worlds are at most J shares of the sensitivity apart. One profile serves both directions."""
     kind, rate, uses = release.sampling.kind, float(release.sampling.rate), release.by_use
     if uses is None or adjacency == ADD_REMOVE:
-        raise NoProof("how far one use of a record moves the upload is not known, or not for add/remove (E3)")
+        raise NoProof("the effect of one use of a record on the upload is not known, or not for add/remove (E3)")
     z = step_multiplier(release, adjacency) * gain
     # A blank moves a sum half as far as a replacement, unless another record takes the place of one not drawn.
     share = uses.share * (0.5 if adjacency == ZERO_OUT and kind in ("full-round", "poisson-round") else 1.0)
@@ -394,7 +394,7 @@ _ONE_STEP = "; with local_steps=1 there is nothing to prove, and the credit is e
 
 
 def credit_refusal(rates: Sequence[float], smoothness: float | None, convex: bool) -> str:
-    """Why R6' proves nothing for a round of these rates; empty where it holds."""
+    """Why R6' proves nothing for a round of these rates; empty if it holds."""
     if len(rates) == 1:
         return ""  # noise is added once, after the only look at the data
     if not convex:

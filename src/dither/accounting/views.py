@@ -7,9 +7,9 @@ Views, from the strongest adversary to the weakest (errata, Recipes):
     broadcast   an outsider sees what is broadcast, and at most `exposures` of the client's uploads
     final       an outsider sees the final model only; bounded by "broadcast"
 
-A later view is a function of an earlier one, so each bound carries over (but for an outsider who also sees
-some uploads: sums do not bound that); where several recipes are valid
-for a view its value is their minimum, never across adjacencies. What no theorem covers is ε = ∞.
+A later view is a function of an earlier one, so each bound carries over (except for an outsider who also sees
+some uploads, which sums do not bound). If several recipes are valid for a view, its value is their minimum, never
+across adjacencies. ε is ∞ if no theorem covers the case.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ Participations = Sequence[tuple[Release | tuple[Release, ...], int]]
 
 @dataclass(frozen=True)
 class ClientEpsilon:
-    """A client with a target of its own: the paper's ε at its noise, the ε that is proved for it (for the spec's
-    view, adjacency and unit), and its weight in a sum, 1 at the mean over the clients."""
+    """A client with its own target: the paper's ε at its noise, the ε that is proved for it (for the spec's
+    view, adjacency and unit), and its weight in a sum (the mean over the clients is 1)."""
 
     client: str
     target: float
@@ -70,20 +70,20 @@ class ClientEpsilon:
 
 @dataclass(frozen=True)
 class ProvenRow:
-    """A rigorous ε with everything it depends on, for one view, adjacency and unit; ∞ by recipe "no proof" where
-    none is known. In a run's table it is the largest over all clients.
+    """A rigorous ε with everything it depends on, for one view, adjacency and unit. It is ∞ by recipe "no proof"
+    if none is known. In a run's table it is the largest over all clients.
 
-    view         what the adversary sees: "upload", "sum", "broadcast" or "final" (`accounting.VIEWS`)
-    unit         "run" for the whole run, "message" for one participation; ", whole client" is appended where the
-                 unit of privacy is a client
-    recipe       the theorem used; "no proof" where ε = ∞
-    assumed      the value rests on an assumption that is not established
-    not_covered  what the proof leaves out, in words
-    against      the collusion that a value relying on the other clients' noise withstands; empty where it relies
-                 on nobody's noise
-    clients      smallest, median and largest ε over the clients; None for one message
-    no_credit    for sums: why the other clients' noise earned no credit; empty where it did
-    sampler_delta  the part of δ that the error of the sampler of exact noise has taken; None where none counts
+    Attributes:
+        view: What the adversary sees: "upload", "sum", "broadcast" or "final" (`accounting.VIEWS`).
+        unit: "run" for the whole run, "message" for one participation. ", whole client" is appended if the unit of
+            privacy is a client.
+        recipe: The theorem used; "no proof" if ε = ∞.
+        assumed: Whether the value rests on an assumption that is not established.
+        not_covered: What the proof leaves out, in words.
+        against: The collusion that a value withstands if it relies on the other clients' noise; otherwise empty.
+        clients: The smallest, median and largest ε over the clients; None for one message.
+        no_credit: For sums, why the other clients' noise earned no credit; empty if it did.
+        sampler_delta: The part of δ that the sampler of exact noise uses; None if none counts.
     """
 
     view: str
@@ -121,8 +121,8 @@ REALISED = Participation()
 
 
 def binomial(num_rounds: int, rate: float, *, adaptive: bool = False, certain: int = 0) -> Participation:
-    """Independent participation with probability `rate` in each of `num_rounds` rounds (R4), but for the first
-    `certain` of them, which are sure."""
+    """Independent participation with probability `rate` in each of `num_rounds` rounds (R4), except for the first
+    `certain` of them, which are certain."""
     if not 0.0 <= rate <= 1.0:
         raise ValueError(f"rate={rate} is not in [0, 1]")
     return Participation("binomial", num_rounds, rate, adaptive, certain)
@@ -162,10 +162,10 @@ _ROUNDING = "rounding and clamping before secure aggregation (G8)"
 FLOAT_NOISE = (
     "floating-point noise: the proof is for real numbers, and the low bits of an upload can reveal more (H3)"
 )
-SAMPLER_ERROR = "the error of the noise sampler, which is not small beside δ at so large an ε (R7)"
+SAMPLER_ERROR = "the error of the noise sampler, which is not small compared with δ at such a large ε (R7)"
 _FLOAT_CREDIT = (
-    "floating-point sums of several clients' noise: their credit is proved for real numbers, and for a server "
-    "that broadcasts no huge ones (R7)"
+    "floating-point sums of several clients' noise: the credit is proved for real numbers, and for a server "
+    "that broadcasts no huge numbers (R7)"
 )
 _FLOAT_PLACES = "floating-point sums under add/remove, where records change places (R7)"
 FLOAT_SUMS = "floating-point sums before the noise: the proof is for real numbers"
@@ -192,11 +192,11 @@ def account(
 ) -> list[ProvenRow]:
     """Proven ε of one client's releases for each view, under one adjacency.
 
-    `participations` holds (releases of one participation, how many such participations) pairs; a Release
-    alone stands for a participation that makes just this one. Keep the releases of one participation
+    `participations` holds pairs (releases of one participation, number of such participations); a single Release
+    stands for a participation that makes only this one. Keep the releases of one participation
     together in one tuple: the sum's credit and R4 depend on what happens in the same round.
-    `every_recipe` gives one row for each recipe that was tried, refusals included, instead of the best one
-    a view. A coarser `resolution` gives a larger ε, faster.
+    `every_recipe` returns one row for each recipe that was tried, including refusals, instead of the best row
+    for each view. A coarser `resolution` is faster and gives a larger ε.
     """
     check_delta(delta)
     conditions = Conditions() if conditions is None else conditions
@@ -358,7 +358,7 @@ def _counted(participations: Participations, conditions: Conditions) -> tuple[_G
         left -= first
         drawn += [(releases, first, 1.0), (releases, count - first, rate)]
     how = f"ex ante, participation in each of {total - certain} rounds with probability {rate:g}"
-    how += f" and in {certain} for sure" if certain else ""
+    how += f" and in {certain} with certainty" if certain else ""
     return [group for group in drawn if group[1]], how
 
 

@@ -77,10 +77,11 @@ def audit(
     """Attack a spec (or a preset, a TOML file, a run folder, an `Experiment`): a lower bound on ε for each view.
 
     Each row holds with probability `confidence`, whatever form of bound is its largest. `trials` are run with the
-    canary and as many without. `rounds` looks at the target's first rounds only: still a lower bound for the
-    whole run. `completed_rounds` says that a run ended early. `canaries` adds the bounds from one run with so many
-    canaries. `build` and `keys` replace the method's and the engine's own code, to see whether the audit notices.
-    `keep` is a folder that holds finished rows until the last is done, so that an interrupted audit continues.
+    canary, and as many without. `rounds` attacks only the target's first rounds, which is still a lower bound
+    for the whole run. `completed_rounds` says that a run ended early. `canaries` adds the bounds from one run
+    with that many canaries. `build` and `keys` replace the method's and the engine's own code, to test whether
+    the audit notices. `keep` is a folder for finished rows until the last is done, so that an interrupted audit
+    continues.
     """
     options = _Options(trials, confidence, canaries, rounds, seed)
     _check_options(views, options)

@@ -174,10 +174,11 @@ def _scored(
         tables = [pd.DataFrame({"error": rng.random(size), "truth": rng.random(size)}) for size in sizes]
         record: dict[str, Any] = {"error": float(rng.choice([1.0, 0.75, 0.0])), "truth": 1.0}
     else:
+        scale = float(rng.choice([0.01, 1.0, 100.0]))
         tables = [
             pd.DataFrame(
                 {
-                    "probability": rng.random(size),
+                    "score": rng.normal(scale=scale, size=size) if classes == 2 else rng.random(size),
                     "predicted": rng.integers(0, classes, size),
                     "truth": rng.integers(0, classes, size),
                     "right": rng.integers(0, 2, size),
@@ -186,7 +187,7 @@ def _scored(
             for size in sizes
         ]
         record = {
-            "probability": float(rng.choice([0.0, 0.5, 1.0])),
+            "score": float(rng.choice([-1e12, 0.0, 1.0, 40.0])) if classes == 2 else float(rng.choice([0.0, 1.0])),
             "predicted": classes - 1,
             "truth": 1,
             "right": 1,

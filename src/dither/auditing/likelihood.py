@@ -1,9 +1,10 @@
 """The test statistic of an attack: the log likelihood ratio of the two neighbours, fitted to pilot trials.
 
-The pilot runs the same seeds with and without noise. Without noise the projections take few values (how often the
-canary was used, say): the components of a mixture. The difference is the noise: its std, and whether another
-client's upload or the round before betrays it. The score of a trial is the log ratio of the two mixtures. Any
-score gives a valid bound, as the trials that count are not the pilot's; a good model makes it sharper.
+The pilot runs the same seeds with and without noise. Without noise, the projections take few values (for example
+by how often the canary was used): the components of a mixture. The difference is the noise: its std, and whether
+another client's upload or the previous round reveals it. The score of a trial is the log ratio of the two
+mixtures. Any score gives a valid bound, because pilot trials are not counted; a good model makes the bound
+sharper.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ def is_unsampled(releases: tuple[Release, ...]) -> bool:
 
 def exhibited_pair(pilot: Pilot, ratio: LikelihoodRatio, releases: tuple[Release, ...]) -> ExhibitedPair | None:
     """The pilot as an exhibited pair, where its noiseless outputs are two points: one with the canary used, one
-    without. None where they are not, where rounds differ by more than 2%, or where one round's use tells of
+    without. None if they are not, if rounds differ by more than 2%, or if one round's use tells of
     another's."""
     if not releases or np.any(ratio.other_slope) or np.any(ratio.previous_slope):
         return None

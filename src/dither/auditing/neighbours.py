@@ -1,8 +1,8 @@
-"""Neighbouring data sets on which one record, the canary, shows as much as it can.
+"""Neighbouring data sets on which one record, the canary, reveals as much as possible.
 
-A proof holds for all data sets, so an attack may choose them. The target client's records are all alike but the
-canary. The neighbour has another record in its place, a blank one, or none. The adversary also chooses the model
-that is broadcast.
+A proof holds for all data sets, so an attack may choose them. All records of the target client are alike except
+the canary. The neighbour has another record in its place, a blank one, or none. The adversary also chooses the
+model that is broadcast.
 
 saturated   logistic and softmax models: the bias makes class 0 certain, so that a record (v, class 1) has the
             gradient of its features wherever training goes, and (-v, class 1) the opposite; (0, class 0) has none

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import signal
@@ -13,14 +14,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from contextvars import ContextVar
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, Self, TypeVar, cast
 
-import click
 import typer
 from typer import Option
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperGroup
 
 from dither.errors import DitherError, ProcessError, SpecError
 from dither.types import __version__
@@ -74,44 +75,59 @@ class Output(NamedTuple):
         return not (self.json or self.quiet)
 
 
+_OUTPUT: ContextVar[Output] = ContextVar("output")
+
+
 def output() -> Output:
-    """What --json and --quiet of the command at hand ask for."""
-    context = click.get_current_context(silent=True)
-    return Output(**context.meta.get(_OUTPUT, {})) if context is not None else Output()
+    """What --json and --quiet of the current command ask for."""
+    return _OUTPUT.get(Output())
 
 
-_OUTPUT = "dither.output"
-
-
-class Command(TyperCommand):
-    """A command with --json and --quiet; `output` says what they ask for."""
-
-    quiet_help = "Print errors only; the exit code tells the outcome."
-
-    def __init__(self, name: str | None, *, params: list[click.Parameter] | None = None, **settings: Any) -> None:
-        def note(context: click.Context, option: click.Parameter, value: bool) -> None:
-            context.meta.setdefault(_OUTPUT, {})[option.name] = value
-
-        flags = {("--json",): "Print JSON instead of text.", ("--quiet", "-q"): self.quiet_help}
-        added = [
-            TyperOption(
-                param_decls=list(names), is_flag=True, default=False, help=text, expose_value=False, callback=note
-            )
-            for names, text in flags.items()
-        ]
-        super().__init__(name, params=[*(params or []), *added], **settings)
+QUIET = "Print errors only; the exit code tells the outcome."
 
 
 class Commands(typer.Typer):
-    """A group whose commands all have --json and --quiet."""
+    """A group whose commands all have --json and --quiet; `output` says what they ask for."""
 
-    def command(self, name: str | None = None, **settings: Any) -> Callable[[F], F]:
-        decorator: Callable[[F], F] = super().command(name, **{"cls": Command, **settings})
-        return decorator
+    def command(self, name: str | None = None, *, quiet: str = QUIET, **settings: Any) -> Callable[[F], F]:
+        register = super().command(name, **settings)
+
+        def add(function: F) -> F:
+            register(_with_output(function, quiet))
+            return function
+
+        return add
+
+
+def _with_output(function: F, quiet_help: str) -> F:
+    """The function with two options more. Typer reads them from its signature."""
+
+    @wraps(function)
+    def command(*arguments: Any, json: bool, quiet: bool, **options: Any) -> Any:
+        before = _OUTPUT.set(Output(json, quiet))
+        try:
+            if Path("-") in options.values():
+                raise SpecError("'-' is not the name of a file or folder here; give a name")
+            return function(*arguments, **options)
+        finally:
+            _OUTPUT.reset(before)
+
+    flags = {
+        "json": Annotated[bool, Option("--json", help="Print JSON instead of text.")],
+        "quiet": Annotated[bool, Option("--quiet", "-q", help=quiet_help)],
+    }
+    signature = inspect.signature(function, eval_str=True)
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+        for name, kind in flags.items()
+    ]
+    command.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *added])  # type: ignore[attr-defined]
+    command.__annotations__ = {**function.__annotations__, **flags}
+    return cast(F, command)
 
 
 def presets(incomplete: str) -> list[str]:
-    """Presets that begin so, for the shell's completion; where none does, the shell offers files."""
+    """Presets with this prefix, for the shell's completion. If there is none, the shell offers files."""
     from importlib.resources import files
 
     names = (file.name for file in files("dither").joinpath("spec", "presets").iterdir())
@@ -150,6 +166,8 @@ def source_from(
     continued = resume is not None and what is None
     values = values_of(settings) | ({} if seed is None else {"seed": seed})
     given = None if continued else Spec.given(what or "adult")
+    if given == {"data.path": what}:
+        what = {**given, **values}  # a table
     if given is not None and (given := {**given, **values}).get("data.path") and "method" not in given:
         Spec.from_any({"num_clients": 0, "cohort_size": 1, **given})  # refuses mistakes before JAX is imported
         return given
@@ -158,11 +176,24 @@ def source_from(
 
 
 def refuse_input(out: Path, *inputs: Path) -> None:
-    """`SpecError` where a file to write is one that is read, or is no file."""
+    """`SpecError` if a file to write is one that is read, or is no file."""
     if out.is_dir():
         raise SpecError(f"--out {str(out)!r} is a folder; give the name of a file")
     if out.is_file() and any(each.exists() and out.samefile(each) for each in inputs):
         raise SpecError(f"--out {str(out)!r} would replace a file that is read; give another name")
+
+
+def check_picture(file: Path, *inputs: Path) -> None:
+    """`SpecError`, before the work, where a picture cannot be drawn into this file."""
+    if file.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise SpecError(f"{str(file)!r} must end in .png, .pdf or .svg")
+    refuse_input(file, *inputs)
+
+
+def check_folder(folder: Path) -> None:
+    """`SpecError`, before the work, where results cannot be put into this folder."""
+    if folder.exists() and not folder.is_dir():
+        raise SpecError(f"--out {str(folder)!r} is a file; give the name of a folder")
 
 
 # Printing
@@ -279,7 +310,7 @@ def scores_text(row: dict[str, Any]) -> str:
 
 
 def print_event(event: str, **facts: Any) -> None:
-    """A line of JSON: what commands that go on for long print with --json, one a happening."""
+    """A line of JSON: with --json, long-running commands print one for each event."""
     from dither.experiment.folder import to_json
 
     typer.echo(to_json({"event": event, **facts}))
@@ -433,6 +464,9 @@ INTERRUPTED = 130
 _AGAIN = "no file is left half-written; run the same command to start again"
 
 
+Mistake: Any = typer.BadParameter.__mro__[2]  # ClickException: of click, or of the copy in later versions of Typer
+
+
 class Program(TyperGroup):
     """The program. A command without advice of its own on Ctrl-C gets the general one."""
 
@@ -440,8 +474,8 @@ class Program(TyperGroup):
         """As Typer's, but a mistake on the command line is one line too."""
         try:
             outcome = super().main(*arguments, **{**options, "standalone_mode": False})
-        except click.ClickException as error:
-            if not isinstance(error, click.exceptions.NoArgsIsHelpError):  # help is printed by now
+        except Mistake as error:
+            if error.format_message():  # none: a command alone, whose help is printed by now
                 print_error(_usage(error))
             sys.exit(error.exit_code)
         sys.exit(outcome if isinstance(outcome, int) else 0)
@@ -473,11 +507,18 @@ def top(version: Annotated[bool, Option("--version", help="Print the version and
         raise typer.Exit
 
 
-def _usage(error: click.ClickException) -> str:
-    """What is wrong with a command line, and where to look."""
-    context = error.ctx if isinstance(error, click.UsageError) else None
-    look = f"; see: {context.command_path} --help" if context is not None else ""
-    return f"{error.format_message().rstrip('.')}{look}"
+def _usage(error: Any) -> str:
+    """What is wrong with a command line, and where to look: --set, where an option is called like a key."""
+    from dither.spec import all_keys
+
+    text, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
+    if context is None:
+        return str(text)
+    option = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
+    keys = [key for key in all_keys() if key.rpartition(".")[2] == option]
+    if keys and any("--set" in each.opts for each in context.command.params):
+        return f"no option {error.option_name!r}; use --set {keys[0]}=..."
+    return f"{text}; see: {context.command_path} --help"
 
 
 def raise_again(dropped: sys.UnraisableHookArgs) -> None:
@@ -551,7 +592,7 @@ def several(
             coordinator = f"127.0.0.1:{_free_port()}"
             _start_others(children, count, coordinator)
         elif number == 0 and not silent:
-            say(f"waiting for {count - 1} more at {coordinator}")
+            say(f"waiting for {count - 1} other processes at {coordinator}")
         _connect(coordinator, count, number, lambda: _check(children))
         if number and not silent:
             say(f"process {number} of {count} computes for process 0 at {coordinator}")
@@ -571,7 +612,7 @@ def several(
 def _count(processes: int | None, process: int | None, coordinator: str | None) -> int:
     if processes is None:
         if process is not None or coordinator is not None:
-            raise SpecError("--process and --coordinator need --processes: how many there are in all")
+            raise SpecError("--process and --coordinator need --processes, the total number of processes")
         return 1
     if processes < 1:
         raise SpecError(f"--processes {processes}: give at least 1")
@@ -625,7 +666,7 @@ def _free_port() -> int:
 def _check(children: list[subprocess.Popen[bytes]]) -> None:
     for number, child in enumerate(children, 1):
         if child.poll() is not None:
-            raise ProcessError(f"process {number} ended with exit code {child.returncode} before it came")
+            raise ProcessError(f"process {number} ended with exit code {child.returncode} before it connected")
 
 
 def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:

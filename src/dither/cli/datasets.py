@@ -51,7 +51,7 @@ def data_get(
     for path in files:
         typer.echo(str(path))
     if not files:
-        typer.echo(f"{name} ships inside scikit-learn: nothing to fetch")
+        typer.echo(f"{name} comes with scikit-learn: nothing to download")
 
 
 # reason: one parameter an option, as Typer has it
@@ -80,7 +80,7 @@ def data_describe(
     if files and partition == "iid":
         partition = "files"
     path = picture or Path(f"{Path(name).stem}-{partition}.png")
-    common.refuse_input(path, Path(name), *files)
+    common.check_picture(path, Path(name), *files)
     dataset = data.load(
         "" if own else name,
         path=name if own else "",
@@ -121,9 +121,7 @@ def data_describe(
         typer.echo(f"note: {note}")
     typer.echo(f"picture: {path}")
     if own:
-        typer.echo(
-            f"{common.LOCAL}: exact counts of {Path(name).name}, here and in the picture, which no ε covers"
-        )
+        typer.echo(f"{common.LOCAL}: exact counts of {Path(name).name}, also in the picture; no ε covers them")
 
 
 # reason: one parameter an option, as Typer has it

@@ -31,7 +31,7 @@ Hosts = Annotated[list[str] | None, Option("--host", help="Name or address under
 Transport = Annotated[
     str, Option(help="Transport of the messages: flower, or nvflare (NVIDIA FLARE, for many parties).")
 ]
-Days = Annotated[int, Option(help="Days until the server's certificate expires.")]
+Days = Annotated[int, Option(min=1, max=36500, help="Days until the server's certificate expires.")]
 PartyFolder = Annotated[
     Path, Option("--federation", metavar="DIR", help="Your party's folder from `dither federation init`.")
 ]
@@ -65,7 +65,7 @@ def serve(
 
     _term_as_interrupt()
     with (
-        common.on_interrupt(f"go on with the same command and --out {shlex.quote(str(folder))}"),
+        common.on_interrupt(f"continue with the same command and --out {shlex.quote(str(folder))}"),
         _health_endpoint(health, folder),
         _ServerView() as view,
     ):
@@ -92,7 +92,7 @@ def join(
     data: Annotated[Path, Option("--data", help="Your records: .csv, .parquet or .npz. They stay here.")],
     federation: PartyFolder,
     server: Annotated[str, Option(help="Where the server is: HOST:PORT.")] = "127.0.0.1:9440",
-    label: Annotated[str, Option(help="Label column (default: the one the federation's schema names).")] = "",
+    label: Annotated[str, Option(help="Label column (default: the label of the federation's schema).")] = "",
     ledger: common.LedgerFile = None,
     new_ledger: common.NewLedger = False,
     yes: Annotated[
@@ -111,9 +111,9 @@ def join(
     ] = None,
     epsilon: Annotated[
         float | None,
-        Option(help="Largest ε that a run may cost a record here; more is refused."),
+        Option(help="Largest ε that a run may cost one of your records; anything larger is refused."),
     ] = None,
-    delta: Annotated[float, Option(help="The largest δ at which --epsilon counts.")] = 1e-5,
+    delta: Annotated[float, Option(help="Largest δ allowed with --epsilon.")] = 1e-5,
     test: Annotated[bool, Option("--test", help="Accept noise from a public seed: no protection.")] = False,
     patience: Annotated[float, Option(help="Seconds to keep trying without a connection.")] = 3600.0,
     idle: Annotated[float, Option(help="Seconds to wait for a request from the server.")] = 86400.0,
@@ -140,7 +140,7 @@ def join(
         before = approved_digest(federation, agreement.purpose)
         return _approval(agreement.digest, before, yes=yes, named=approve, silent=not asked.text)
 
-    with common.on_interrupt("the same command takes up where this one ended"):
+    with common.on_interrupt("run the same command to continue"):
         result = joining.join(
             data, label=label, server=server, folder=federation, ledger=ledger, new_ledger=new_ledger,
             approve=ask, files=[*(method or ()), *(model or ())], seeded=test, patience=patience, idle=idle,
@@ -208,7 +208,7 @@ def _approval(digest: str, before: str | None, *, yes: bool, named: str, silent:
 def init(
     folder: Annotated[Path, Argument(metavar="DIR", help="Folder to create.")],
     parties: Annotated[
-        str, Option(help="Comma-separated names of parties whose keys are created here, too.")
+        str, Option(help="Comma-separated names of parties; their keys are created here, too.")
     ] = "",
     requests: Annotated[
         list[Path] | None,
@@ -224,7 +224,9 @@ def init(
 
     names, hosts = list(common.names_in(parties)), host or ["localhost"]
     if bool(names) == bool(requests):
-        raise ConfigError("give either --request FILE for each party, or --parties NAMES to make their keys here")
+        raise ConfigError(
+            "give either --request FILE for each party, or --parties NAMES to create their keys here"
+        )
     if transport != "flower":
         _require(transport)
     if requests:
@@ -251,7 +253,7 @@ def init(
     for name, path in handed.items():
         typer.echo(f"hand to {name}: {path}")
     typer.echo(f"keep offline: {folder / 'ca'} (its holder can impersonate the server)")
-    typer.echo("this machine has seen every private key; with --request the parties make their own")
+    typer.echo("this machine has seen every private key; with --request the parties create their own")
 
 
 def _approve_kit(folder: Path, path: Path) -> None:
@@ -327,7 +329,7 @@ def accept(
     kit = invitation.with_name(f"{keys.party_name(federation)}.signed.zip")
     if root := keys.root_of_transport(invitation):
         if not kit.is_file():
-            raise ConfigError(f"{str(kit)!r} is missing: ask the organiser for it, it belongs to the invitation")
+            raise ConfigError(f"{str(kit)!r} is missing: ask the organiser for it; it belongs to the invitation")
         from dither.federation.nvflare import kits
 
         kits.package(federation, kit, root)
@@ -441,10 +443,10 @@ def check(
         common.terminal().print(f"{mark}{common.escape(finding.what)}", highlight=False, soft_wrap=True)
     wrong = sum(not finding.good for finding in findings)
     if wrong:
-        common.terminal().print(f"this party cannot take part yet: {wrong} of {len(findings)} points to put right")
+        common.terminal().print(f"this party cannot take part yet: fix {wrong} of {len(findings)} points")
         sys.exit(FederationError.exit_code)
     left_out = [name for name, given in (("--data", data), ("--server", server)) if not given]
-    rest = f"; not looked at without {' and '.join(left_out)}" if left_out else ""
+    rest = f"; not checked without {' and '.join(left_out)}" if left_out else ""
     common.terminal().print(f"this party can take part{rest}", soft_wrap=True)
 
 
@@ -469,7 +471,7 @@ def demo(
     _term_as_interrupt()
     asked = common.output()
     flags = ["--json"] * asked.json + ["--quiet"] * (asked.quiet and not asked.json)
-    with common.on_interrupt(f"go on with: dither federation demo --out {shlex.quote(str(folder))}"):
+    with common.on_interrupt(f"continue with: dither federation demo --out {shlex.quote(str(folder))}"):
         code = demo.run(
             folder, port=free_port(), parties=parties, transport=transport, data_dir=data_dir,
             say=_notes(), flags=flags,
@@ -481,8 +483,8 @@ _LINES = {  # by event
     "joined": "{party} is here with {records:,} records",
     "accepted": "{party} takes part",
     "enrolled": "enrolled for secure aggregation: the server sees masked words and their sum",
-    "restart": "{what} died; starting it again",
-    "left out": "going on without {party} until the server is started again: {why}",
+    "restart": "{what} died; restarting it",
+    "left out": "continuing without {party} until the server is restarted: {why}",
 }
 
 
@@ -521,7 +523,7 @@ class _ServerView(common.Live):
         if event == "excluded":
             return f"{facts['party']} is excluded from round {facts['round'] + 1} on: {facts['why']}"
         if event == "start":
-            return f"going on after round {facts['done']}" if facts["done"] else ""
+            return f"continuing after round {facts['done']}" if facts["done"] else ""
         if event == "round":
             for name, text in (("test_accuracy", "accuracy"), ("test_r2", "R²")):
                 if facts.get(name) is not None:
@@ -562,7 +564,7 @@ def _print_outcome(report: Report, folder: Path) -> None:
             scores.rows(),
             title=f"Private scores on {scores.records:,} records that training left out",
             footer=f"one ε = {report.spec.privacy.project_epsilon:g} at δ = {report.spec.privacy.delta:g} covers "
-            "schema, training and evaluation, if nothing else was spent: each party's ledger says so",
+            "schema, training and evaluation, if nothing else was spent; each party's ledger shows it",
         )
 
 

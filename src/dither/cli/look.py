@@ -77,6 +77,7 @@ def reproduce(
     if listed:
         _print_figures(chosen)
         return
+    common.check_folder(out)
     from dither.reproduction.report import disagreements
     from dither.reproduction.running import reproduce as run_figures
 
@@ -90,9 +91,9 @@ def reproduce(
         verdicts = ", ".join(f"{claim.id} {claim.printed.status}" for claim in figure.claims)
         bar.say(f"{figure.id}: {figure.refused or verdicts}")
 
-    after_stop = "finished runs are kept: the same command continues"
+    after_stop = "finished runs are kept; run the same command to continue"
     if no_cache:
-        after_stop = "--no-cache keeps nothing: the same command starts again"
+        after_stop = "--no-cache keeps nothing; run the same command to start again"
     with (
         common.on_interrupt(after_stop),
         bar,
@@ -172,16 +173,12 @@ def _coloured(status: str) -> str:
 # The page
 
 
-class WebCommand(common.Command):
-    quiet_help = "Print only the address."
-
-
 # reason: each parameter is an option of the command
 def web(
     folder: Annotated[Path, Argument(metavar="FOLDER", help="Folder with run folders.")] = Path("runs"),
     port: Annotated[int, Option(min=0, max=65535, help="Port; 0 for any free port.")] = 8765,
     host: Annotated[
-        str, Option(help="Address to listen on. Other than on a loopback address, visitors need a token.")
+        str, Option(help="Address to listen on. Visitors need a token unless it is a loopback address.")
     ] = "127.0.0.1",
     open_browser: Annotated[bool, Option("--open/--no-open", help="Open the page in a browser.")] = True,
     reports: Annotated[Path, Option(help="Folder with reports of dither reproduce.")] = Path("reproduced"),
@@ -242,7 +239,9 @@ def _listen(host: str, port: int) -> tuple[socket.socket, str]:
     try:
         listener.bind((host.strip("[]"), port))
     except OSError as error:
-        raise SpecError(f"cannot listen on {host}:{port} ({error.strerror}); give another --port") from None
+        raise SpecError(
+            f"cannot listen on {host}:{port} ({error.strerror}); give another --port or --host"
+        ) from None
     listener.listen(128)
     name = f"[{host.strip('[]')}]" if ":" in host else host
     if host in ("0.0.0.0", "::"):  # noqa: S104

@@ -30,7 +30,7 @@ def plan(
     mode: Annotated[str, Option(help="theory, empirical, or auto: theory unless its bound is vacuous.")] = "auto",
     view: Annotated[str, Option(help="What the adversary sees: upload, sum, broadcast, final.")] = "upload",
     adjacency: Annotated[
-        str, Option(help="zero-out, replace-one, add/remove, or auto: what the spec says.")
+        str, Option(help="zero-out, replace-one, add/remove, or auto (as in the spec).")
     ] = "auto",
     grid: Annotated[
         list[str] | None, Option(metavar="KEY=A,B,C", help="Values to try, e.g. num_rounds=10,20,50.")
@@ -55,8 +55,9 @@ def plan(
         if file is not None and not file.resolve().parent.is_dir():
             raise SpecError(f"the folder of {str(file)!r} does not exist")
         if file is not None:
-            common.refuse_input(file, Path(method), Path(proxy))
-    with common.on_interrupt("measured runs are kept: the same command continues"), common.Bar() as bar:
+            check = common.check_picture if file is picture else common.refuse_input
+            check(file, Path(method), Path(proxy))
+    with common.on_interrupt("measured runs are kept; run the same command to continue"), common.Bar() as bar:
         result = make_plan(
             method, epsilon=epsilon, delta=delta, clients=clients, records=records, model=model, dim=dim,
             proxy=proxy, public_fraction=public_fraction, mode=mode, view=view, adjacency=adjacency,

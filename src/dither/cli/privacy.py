@@ -133,7 +133,7 @@ def print_split(split: Sequence[SpentPart]) -> None:
             {"": part.what, "proven ε": common.epsilon_text(part.epsilon), "δ": f"{part.delta:.5g}"}
             for part in split
         ]
-        common.print_table(rows, title="Spent on these records (of several files, on the one that has spent most)")
+        common.print_table(rows, title="Spent on these records (with several files: on the one that spent most)")
 
 
 def _seen(row: ProvenRow | AttackedRow) -> dict[str, str]:
@@ -196,6 +196,7 @@ def audit(
     from dither.experiment.folder import cache_folder
     from dither.experiment.report import SHORT_VIEWS, Report
 
+    common.check_folder(out or Path())
     folder = Path(what)
     is_run = (folder / "spec.toml").is_file()
     spec = common.spec_from(str(folder / "spec.toml") if is_run else what, settings)
@@ -259,7 +260,8 @@ def _fuzz(count: int, seed: int) -> None:
         common.print_table(rows, title=f"{count} random specs")
     _exit_on_violation(
         f"at least {common.epsilon_text(outcome.attacked)} was shown ({outcome.attack}), at most "
-        f"{common.epsilon_text(outcome.proven)} was proved ({outcome.recipe}); to see it again: {outcome.command}"
+        f"{common.epsilon_text(outcome.proven)} was proved ({outcome.recipe}); reproduce it with: "
+        f"{outcome.command}"
         for outcome in outcomes
         if outcome.violated
     )
@@ -317,7 +319,7 @@ def budget_show(
     federation: Annotated[
         Path | None,
         Option("--federation", metavar="DIR", help="A party's folder: take δ, view and neighbours from its "
-                     "approved agreement where no budget is set."),
+        "approved agreement if no budget is set."),
     ] = None,
 ) -> None:  # fmt: skip
     """Show what has been spent, by data set and client."""
@@ -328,7 +330,9 @@ def budget_show(
 
         agreement = approved_agreement(federation)
         if agreement is None:
-            raise ConfigError(f"{str(federation)!r} has no approved agreement; `dither join` shows one and asks")
+            raise ConfigError(
+                f"{str(federation)!r} has no approved agreement; `dither join` shows one and asks for approval"
+            )
         terms = {key: getattr(agreement.spec.privacy, key) for key in ("delta", "view", "adjacency")}
     rows: list[dict[str, Any]] = []
     gaps: dict[str, None] = {}
@@ -458,7 +462,7 @@ def _history_row(entry: Any) -> dict[str, Any]:
             what = f"{what}, {'raised from' if raised else 'before:'} {entry.was}"
     else:
         counts = [sum(count for _, count in charge.participations) for charge in entry.charges]
-        what = f"rounds {entry.rounds[0]} to {entry.rounds[1] - 1}, {max(counts)} participations at most"
+        what = f"rounds {entry.rounds[0]} to {entry.rounds[1] - 1}, at most {max(counts)} participations"
     clients = entry.client or ", ".join(charge.client for charge in entry.charges[:3]) or "all"
     return {
         "": entry.position,
@@ -476,7 +480,7 @@ def _about(about: Any) -> str:
         *([f"called {about.name}"] if about.name else []),
         *(f"the same records as {each[:8]}" for each in about.same),
         *(f"other records than {each[:8]}" for each in about.other),
-        *(f"known to ledger {each[:8]} too" for each in about.besides),
+        *(f"also known to ledger {each[:8]}" for each in about.besides),
     ]
     return "data: " + ", ".join(said or ["a sketch of its records"])
 
@@ -507,7 +511,7 @@ def _data_id(ledger: Any, data: str) -> str:
     if data in entries():
         return data_id(ledger, name=data)
     if (files := _files(data)) != [data]:
-        raise SpecError(f"{data!r} stands for {len(files)} files, each a data set of its own; give one of them")
+        raise SpecError(f"{data!r} matches {len(files)} files, each its own data set; give one of them")
     if Path(data).expanduser().exists():
         return data_id(ledger, path=data)
     if (dataset := ledger.find(data)) is not None:

@@ -54,7 +54,7 @@ def run(
 ) -> None:
     """Train a preset or your own spec, and write a run folder with the model, metrics and a plot."""
     if resume is not None and out is not None:
-        raise SpecError("--out and --resume exclude each other: a resumed run stays in its folder")
+        raise SpecError("--out and --resume cannot be combined: a resumed run stays in its folder")
     source = _source(what or [])
     if process:
         from dither.experiment import train
@@ -92,11 +92,15 @@ def run(
 
 def _source(given: list[str]) -> str | dict[str, list[str]] | None:
     """What to run: one name or file, or several tables."""
+    if "" in given:
+        raise SpecError("the name of what to run is empty")
     if len(given) < 2:
         return given[0] if given else None
     others = [each for each in given if Path(each).suffix.lower() not in (".csv", ".tsv", ".parquet")]
     if others:
-        raise SpecError(f"{others[0]!r} is not a table (.csv, .tsv, .parquet); only tables can be several")
+        raise SpecError(
+            f"{others[0]!r} is not a table (.csv, .tsv, .parquet); only tables may be given several at a time"
+        )
     return {"data.path": given}
 
 
@@ -165,7 +169,7 @@ def evaluate(
         return
     if len(data) > 1:
         raise SpecError(
-            f"--data was given {len(data)} times; exact scores are of one file, private ones need --epsilon"
+            f"--data was given {len(data)} times; exact scores need one file, private scores need --epsilon"
         )
     evaluated = trained.evaluate(data[0])
     if not common.emit({**evaluated.to_dict(), "local": True}):
@@ -185,16 +189,18 @@ def evaluate(
             for name, row in zip(trained.classes, scores.confusion, strict=True)
         ]
         common.print_table(counts)
-    typer.echo(f"{common.LOCAL}: exact scores of {data[0].name}, which no ε covers")
+    typer.echo(f"{common.LOCAL}: exact scores of {data[0].name}; no ε covers them")
 
 
 def predict(
     run_folder: Annotated[Path, Argument(metavar="RUN", help="A finished run folder.")],
     data: Annotated[Path, Option("--data", help="Records: CSV, Parquet, npz or a folder.")],
-    out: Annotated[Path, Option("--out", help="CSV to write, with classes and probabilities; - prints it.")],
+    out: Annotated[
+        str, Option("--out", metavar="PATH", help="CSV to write, with classes and probabilities; - prints it.")
+    ],
     ids: Annotated[
         list[str] | None,
-        Option("--id", metavar="COLUMN", help="Copy this column (a record's number, say) into the CSV."),
+        Option("--id", metavar="COLUMN", help="Copy this column (for example a record number) into the CSV."),
     ] = None,
 ) -> None:
     """Predict the class (or the number) of each record of a file with a trained run."""
@@ -204,8 +210,8 @@ def predict(
     from dither.experiment.folder import RunFolder, write_text
     from dither.experiment.report import load
 
-    trained, printed = load(run_folder), str(out) == "-"
-    common.refuse_input(out, data, *RunFolder(run_folder).path.rglob("*"))
+    trained, file = load(run_folder), Path(out)
+    common.refuse_input(file, data, *RunFolder(run_folder).path.rglob("*"))
     columns: dict[str, np.ndarray] = {}
     if ids:
         table = read_table(existing_file(data))
@@ -223,11 +229,11 @@ def predict(
     else:
         rows = [[f"{value:.6g}"] for value in trained.predict(data)]
     lines.writerows([*before, *row] for *before, row in zip(*columns.values(), rows, strict=True))
-    if printed:
+    if out == "-":
         typer.echo(text.getvalue(), nl=False)
         return
-    write_text(out, text.getvalue())
-    if common.emit({"predictions": len(rows), "file": str(out)}):
+    write_text(file, text.getvalue())
+    if common.emit({"predictions": len(rows), "file": out}):
         order = "" if ids else ", in the order of the records (--id COLUMN copies a column)"
         typer.echo(f"{len(rows)} predictions in {out}{order}")
 
@@ -275,11 +281,14 @@ def start(
         raise SpecError(f"--split {split!r} must be three numbers, such as 5,85,10") from None
     wanted = Wanted(label, task, common.names_in(classes), tuple(drop or ()), tuple(keep or ()))
     plan = project.plan_project(path, wanted, epsilon=epsilon, delta=delta, shares=shares)
-    if common.output().text:
-        for what, value in plan.lines():
-            common.say(f"{what:<11} {value}", style="default")
-    if asks and not typer.confirm("Nothing has been looked at yet. Spend this?", default=True, err=True):
-        return
+
+    def agree() -> None:
+        if common.output().text:
+            for what, value in plan.lines():
+                common.say(f"{what:<11} {value}", style="default")
+        if asks and not typer.confirm("No values have been read yet. Spend this?", default=True, err=True):
+            raise typer.Exit
+
     view = common.RunProgress()
     advice = "what was charged stays charged; `dither budget show` lists it"
 
@@ -289,7 +298,7 @@ def start(
 
     with common.on_interrupt(advice), view:
         done = project.start_project(
-            plan, out=out, ledger=ledger, new_ledger=new_ledger, on_step=step,
+            plan, out=out, ledger=ledger, new_ledger=new_ledger, on_checked=agree, on_step=step,
             values=common.values_of(settings), on_start=view.start, on_evaluation=view.update,
         )  # fmt: skip
     if common.emit(done):
@@ -302,19 +311,19 @@ def _print_project(done: Project) -> None:
     for column, why in done.excluded.items():
         typer.echo(f"left out: {column!r} {why}")
     title = f"Private scores on {done.scores.records:,} records that training left out"
-    common.print_table(done.scores.rows(), title=title, footer="intervals of 95% include the noise")
+    common.print_table(done.scores.rows(), title=title, footer="95% intervals include the noise")
     if done.too_good:
         typer.echo("too good to be true? look for a column that follows from the label, and leave it out (--drop)")
     print_split(done.split)
     gaps = uncovered(done.report.epsilon.main)
-    covers = "covers all of it" if not gaps else "covers all of it but what follows"
+    covers = "covers all of it" if not gaps else "covers all of it, except the following"
     typer.echo(f"one ε = {done.epsilon.epsilon:.4g} at δ = {done.epsilon.delta:.5g} {covers}")
     for text in gaps:
         typer.echo(f"not covered: {text}")
     typer.echo(f"in {done.folder}: schema.toml, spec.toml, run/ (the model), federation.toml, project.json")
     typer.echo(f"next: dither account {done.folder / 'run'}; dither statement {done.folder / 'run'}")
     served = done.folder / "federation.toml"
-    typer.echo(f"the same with each table at its owner's: dither serve {served} (docs/deployment.md)")
+    typer.echo(f"to leave each table with its owner: dither serve {served} (docs/deployment.md)")
 
 
 # Many runs
@@ -360,7 +369,7 @@ def sweep(
 
     def how_to_continue() -> str:
         arguments = sys.argv[1:] if out is not None else [*sys.argv[1:], "--out", str(folder)]
-        return f"finished batches are kept, continue with: {shlex.join(['dither', *arguments])}"
+        return f"finished batches are kept; continue with: {shlex.join(['dither', *arguments])}"
 
     with (
         common.on_interrupt(how_to_continue),

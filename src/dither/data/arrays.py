@@ -160,7 +160,7 @@ def load_folder(path: StrPath, options: LoadOptions = LoadOptions(), *, stream: 
     test_folder = Path(test_path).expanduser() if test_path else folder
     if test_path and not test_folder.is_dir():
         raise DataError(
-            f"test_path={str(test_path)!r} is not a folder; the records are one, so give another folder"
+            f"test_path={str(test_path)!r} is not a folder, but data.path is; give a folder of test records"
         )
     test, test_digest = None, ""
     if test_path or _exists(folder, "x_test.npy") or _exists(folder, "y_test.npy"):
@@ -300,8 +300,7 @@ def _open_npy(folder: Path, name: str) -> np.ndarray:
     trailing = path.stat().st_size - array.offset - array.nbytes
     if trailing:
         raise DataError(
-            f"{str(path)!r} has {trailing:,} bytes after its records, which nothing would read or check; save one "
-            "array in it"
+            f"{str(path)!r} has {trailing:,} extra bytes after its records; save exactly one array in it"
         )
     return array
 

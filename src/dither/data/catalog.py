@@ -222,7 +222,7 @@ def get(
     progress: Progress | None = None,
     download: bool = True,
 ) -> tuple[Path, ...]:
-    """The verified files of a named set; () for those that come with scikit-learn. With `download=False` a file
+    """The verified files of a named set; () for those that come with scikit-learn. With `download=False`, a file
     that is not on this machine is an error."""
     published = _entry(name).download
     if published is None:
@@ -262,19 +262,21 @@ def load(
     """Load a data set by its `name`, or a user's own file by its `path` (.csv, .parquet, .npz, a folder of .npy).
     A folder, a pattern (`data/*.csv`) or a list of tables has one file for each institution.
 
-    encoding, features   see `Schema.encode`
-    schema               a `Schema` or a schema.toml; without one, your own table gets a draft in memory
-    test_path            a second file with test records; without it, `test_fraction` of the rows is held out,
-                         drawn with `seed` and stratified by class (the split of a named set is fixed)
-    group_column         a column whose values `partition(kind="column")` will use
-    data_dir             a folder with local copies of the named sets, used before anything is downloaded
-    stream               whether the records of a folder stay on disk: "auto", "yes" or "no" (see `load_folder`)
-    progress             is called with one short line for each step that takes time
-    task                 "classification", "regression", or "auto": as the schema says, or by the label's values
-    label_bounds         public bounds of the label, for regression
-    records              instead of a path: a DataFrame, a list or mapping of them (one for each institution), or
-                         arrays (x, y) or (x, y, groups)
-    split_by_rows        hold out rows of your own tables by their number alone, not stratified by class
+    Args:
+        encoding: How numeric columns are encoded (see `Schema.encode`).
+        features: Which columns are used (see `Schema.encode`).
+        schema: A `Schema` or a schema.toml. Without one, your own table gets a draft in memory.
+        test_path: A second file with test records. Without it, `test_fraction` of the rows is held out, drawn with
+            `seed` and stratified by class (the split of a named set is fixed).
+        group_column: A column whose values `partition(kind="column")` will use.
+        data_dir: A folder with local copies of the named sets, used before anything is downloaded.
+        stream: Whether the records of a folder stay on disk: "auto", "yes" or "no" (see `load_folder`).
+        progress: Called with one short line for each step that takes time.
+        task: "classification", "regression", or "auto" (from the schema or the label's values).
+        label_bounds: Public bounds of the label, for regression.
+        records: Instead of a path: a DataFrame, a list or mapping of them (one for each institution), or arrays
+            (x, y) or (x, y, groups).
+        split_by_rows: Hold out rows of your own tables by their number alone, not stratified by class.
     """
     if records is None and bool(name) == bool(path):
         given = f"both name={name!r} and path={str(path)!r}" if name else "neither name nor path"
@@ -446,10 +448,10 @@ def _own_schema(frame: pd.DataFrame, name: str, options: LoadOptions) -> tuple[S
         agreed, excluded = draft(frame, label, name=name, drop=exclude, task=task)
         left_out = [repr(column) for column in excluded if column not in exclude]
         if left_out:
-            notes = (f"left out as no features: {', '.join(left_out)} (`dither data schema` says why)",)
+            notes = (f"left out of the features: {', '.join(left_out)} (`dither data schema` says why)",)
         if task == "auto" and agreed.label.bounds is not None:
             notes += (
-                "a regression, as the label has many different numbers; task = 'classification' if they "
+                "regression, because the label has many different numbers; set task = 'classification' if they "
                 "are names of classes",
             )
     elif label and label != agreed.label.column:
@@ -483,7 +485,7 @@ def cached(
     files: Mapping[str, Path],
     load: Callable[[], Dataset],
 ) -> Dataset:
-    """What `load` gives for a table of the catalog, from the cache where it lies there."""
+    """What `load` returns for a table of the catalogue, from the cache if it is there."""
     folder = _cache_folder()
     if folder is None or options.group_column:
         return load()

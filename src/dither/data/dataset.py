@@ -203,11 +203,11 @@ class Dataset(NamedTuple):
     """Training and test records of one data set.
 
     `x_*` are float32 [records, features] (images flattened, in [0, 1]); `y_*` are int32 class numbers, or, for
-    regression, float32 labels scaled by `label_bounds` to [0, 1] (`classes` is then empty). Where records are
+    regression, float32 labels scaled by `label_bounds` to [0, 1] (`classes` is then empty). If records are
     streamed from disk, `x_*` are `MappedArray`. `groups*` hold the partition column, one value per
-    record. `covered` is False when the encoding used values read from the records: no ε covers that step, and
-    `notes` say which values. Of a folder, `digest` covers every file and `ledger_digest` the records and labels
-    only. `sources` are the files where there is one for each institution; `groups` then name the file.
+    record. `covered` is False if the encoding used values read from the records: no ε covers that step, and
+    `notes` say which values. For a folder, `digest` covers every file and `ledger_digest` only the records and
+    labels. `sources` are the files, if each institution has one; `groups` then name the file.
     """
 
     name: str
@@ -412,7 +412,9 @@ def dataset_from_sources(
     for source in sources:  # a record that two clients hold reveals more than either proof says
         other = holders.setdefault(np.sort(source.record_hashes[0]).tobytes(), source.name)
         if other != source.name:
-            raise DataError(f"{other!r} and {source.name!r} hold the same records; give each institution's once")
+            raise DataError(
+                f"{other!r} and {source.name!r} hold the same records; give each institution's records once"
+            )
     nothing = None if test is None else test[:0]
     parts = [
         dataset_from_tables(source.name, table, nothing, schema, options)
@@ -484,15 +486,17 @@ def partition(
 ) -> ClientPartition:
     """Distribute the training records over clients.
 
-    "iid"         a uniform random split; sizes differ by at most one
-    "one-class"   each client holds one class; the clients per class are in proportion to its frequency
-    "similarity"  `similarity` percent of each client's records i.i.d., the rest by sorting on the label and
-                  cutting into equal runs (Karimireddy et al. 2020)
-    "dirichlet"   each class spread over clients by Dirichlet(`alpha`) shares, so sizes differ (Li et al.
-                  2022); with `records_per_client`, each client of that size with its own Dirichlet mix of
-                  classes (Hsu et al. 2019)
-    "column"      each value of a column of the table is one client; `num_clients` is then 0 or their number
-    "files"       each file is one client, where the records were loaded from several; `num_clients` as above
+    `kind` is one of:
+
+    - "iid": a uniform random split; sizes differ by at most one.
+    - "one-class": each client holds one class; the clients per class are in proportion to its frequency.
+    - "similarity": `similarity` percent of each client's records are i.i.d.; the rest is sorted by label and cut
+      into equal runs (Karimireddy et al. 2020).
+    - "dirichlet": each class is spread over clients by Dirichlet(`alpha`) shares, so sizes differ (Li et al.
+      2022). With `records_per_client`, each client has that size and its own Dirichlet mix of classes (Hsu et
+      al. 2019).
+    - "column": each value of a column of the table is one client; `num_clients` is then 0 or their number.
+    - "files": each file is one client, if the records were loaded from several; `num_clients` as above.
 
     `records_per_client` > 0 gives every client exactly that many records and leaves the rest unused.
     """

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 MAX_CATEGORIES = 64  # a column of names must not become a million features
 MAX_CLASSES = 1000
-DROPPED = "is dropped, as you asked"
+DROPPED = "is left out at your request"
 _COVERED = 0.8  # share of the rows that the listed categories must cover
 _FEW = 100  # rows below which nothing is said about a column but that it is empty or constant
 _RARE = 10  # rows below which a category of a large table is left to "(other)"
@@ -172,7 +172,7 @@ class _Drafting:
         self.counts = np.bincount(self.codes, minlength=len(self.levels))
 
     def why_no_feature(self) -> str:
-        """Why the column should not be a feature; empty where nothing speaks against it."""
+        """Why the column should not be a feature; empty if nothing speaks against it."""
         rows, levels = len(self.codes), len(self.levels)
         if levels == 0:
             return "holds no values"
@@ -181,11 +181,11 @@ class _Drafting:
         if rows < _FEW:
             return ""
         if self._is_date():
-            return "holds dates or durations: make a number of it, such as an age or the days between two dates"
+            return "holds dates or durations: turn them into numbers, such as an age or the days between two dates"
         if not self.is_number and self._share(_SIGNED) >= _ALIKE:
-            return f"holds numbers with other signs: write {self.texts[-1]!r} and the others as plain numbers"
+            return f"holds numbers with other characters: write values such as {self.texts[-1]!r} as plain numbers"
         if self._is_id():
-            grows = " that grow from row to row" if self.is_number and self._grows() else ""
+            grows = " that increase from row to row" if self.is_number and self._grows() else ""
             return f"looks like an id: {levels:,} different values in {rows:,} rows{grows}"
         if self._copies_label():
             return f"follows from the label {self.target.column!r}, or the label from it"

@@ -144,7 +144,7 @@ class Label(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """A table as arrays. `y` is None where the label column was absent or ignored."""
+    """A table as arrays. `y` is None if the label column was absent or ignored."""
 
     x: np.ndarray  # float32 [rows, features]
     y: np.ndarray | None  # [rows]: int32 class numbers, or float32 labels scaled by their bounds to [0, 1]
@@ -357,7 +357,7 @@ class Schema:
         return Encoded(x, self.encode_labels(frame), names)
 
     def check_columns(self, frame: pd.DataFrame) -> None:
-        """`DataError` where the table lacks the label or a feature."""
+        """`DataError` if the table lacks the label or a feature."""
         _need_columns(frame, [self.label.column, *(column.name for column in self.columns)])
 
     def feature_names(self, features: str = "all") -> tuple[str, ...]:
@@ -404,7 +404,7 @@ class Schema:
         return numbers
 
     def _check_labels(self, codes: np.ndarray, texts: Sequence[str]) -> None:
-        """`DataError` where a label is missing, or no class."""
+        """`DataError` if a label is missing, or no class."""
         missing = np.flatnonzero(codes < 0)
         if len(missing):
             raise DataError(_empty(f"label column {self.label.column!r}", missing))
@@ -644,7 +644,7 @@ def parse_numbers(texts: list[str]) -> np.ndarray:
 
 
 def cast_numbers(series: pd.Series, missing: Collection[str]) -> np.ndarray | None:
-    """A column as float64, NaN where missing; None where a cell is not plainly a number."""
+    """A column as float64, NaN where missing; None if a cell is not plainly a number."""
     import pandas as pd
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -76,7 +76,7 @@ def _too_long(said: re.Match[str]) -> str:
 
 
 def check_table(frame: pd.DataFrame, name: str) -> None:
-    """`DataError` where a table has no rows, or two columns of one name."""
+    """`DataError` if a table has no rows, or two columns of one name."""
     if len(frame) == 0:
         raise DataError(f"{name!r} has a header but no rows; it needs at least one")
     repeated = frame.columns[frame.columns.duplicated()]
@@ -257,7 +257,9 @@ def table_files(path: StrPath | Collection[StrPath]) -> list[Path]:
         files = sorted(file for file in files if not file.name.startswith((".", "~")))
     for file in files:
         if file.suffix.lower() not in TABLE_SUFFIXES:
-            raise DataError(f"{file.name!r} is not a table; of several files each must be .csv, .tsv or .parquet")
+            raise DataError(
+                f"{file.name!r} is not a table; with several files, each must be .csv, .tsv or .parquet"
+            )
     return files
 
 

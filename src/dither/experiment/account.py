@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class PrivacyReport(Overview):
     """Claimed, proven and attacked ε of a spec or a run.
 
-    Where they were asked for, `tried` holds every bound that was tried, refusals with their reason, and `ex_ante`
-    the same before an honest party draws who takes part (R4).
+    On request, `tried` holds every bound that was tried, including refusals with their reason, and `ex_ante`
+    the same bounds before an honest party draws who takes part (R4).
     """
 
     method: str
@@ -147,9 +147,9 @@ def account(
 ) -> PrivacyReport:
     """Claimed and proven ε of a preset, a TOML file, a mapping, a `Spec` or a run folder, without training.
 
-    `values` are dotted keys put on top of the spec. `every_recipe` also lists each bound that was tried, `ex_ante`
-    each bound before the cohorts are drawn. With a private schema, and for a run whose ledger is here (or named),
-    the report also says what was spent on the same records besides.
+    `values` are dotted keys that are set on top of the spec. `every_recipe` also lists each bound that was
+    tried, and `ex_ante` each bound before the cohorts are drawn. With a private schema, or for a run whose
+    ledger is here (or named), the report also says what else was spent on the same records.
     """
     if model is not None:
         values = {**(values or {}), "model.name": model}
@@ -218,7 +218,7 @@ _LIBRARIES = ("dp-accounting", "jax", "numpy", "scikit-learn", "scipy")
 
 
 def _remembered(spec: Spec, data_dir: str | Path | None, compute: Callable[[], PrivacyReport]) -> PrivacyReport:
-    """What `compute` gives, from the cache where it lies there."""
+    """What `compute` returns, from the cache if it is there."""
     path = _cache_file(spec, data_dir)
     if path is None:
         return compute()

@@ -280,14 +280,14 @@ def _completion(experiment: Experiment, federated: bool) -> dict[str, Any]:
     )
     not_covered = [text for text in (*dataset.notes, *prepared.caveats) if "not covered" in text]
     if spec.data.path and spec.data.split != "rows":
-        not_covered.append("neighbours differ inside one client's training records: the split is taken as public")
+        not_covered.append("neighbours differ within one client's training records: the split counts as public")
     if spec.data.path and spec.source_of_randomness == "seeded":
         not_covered.append("the noise comes from a seed: anyone who knows the seed can subtract the noise")
     if spec.model.weights:
-        not_covered.append("what model.weights was made from: the file is taken as public")
+        not_covered.append("the data behind model.weights: the file counts as public")
     not_covered += large_delta(spec, int(np.sum(plan.client_sizes)), federated)
     if plan.per_client and federated:
-        not_covered.append("how many records a client holds: every party is told")
+        not_covered.append("how many records a client holds: every party learns it")
     # Clipping each record's gradient keeps the steps of a model with one linear score those of a convex loss: all
     # gradients of a record have the direction (record, 1). No other clip and no other model does.
     model = experiment.model
@@ -681,8 +681,8 @@ def check(experiment: Experiment, begun: Mapping[str, Any] | None = None) -> Sha
             shards = Shards(clients=wanted)
         elif "processes" not in begun:
             raise RunExists(
-                f"this run was begun on {wanted} devices; the {here} here would add its sums in another order. "
-                f"Continue it where there are {wanted} (on a CPU: DITHER_DEVICES={wanted}), or start a new run"
+                f"this run was begun on {wanted} devices; {here} devices would add its sums in another order. "
+                f"Continue it on {wanted} (on a CPU: DITHER_DEVICES={wanted}), or start a new run"
             )
     if experiment.dataset.streamed:
         _held(experiment, shards)
@@ -753,8 +753,8 @@ def sharing_note(experiment: Experiment) -> str:
     if distributed.count() == 1 or devices.worth_sharing(flops):
         return ""
     return (
-        f"a round of this run has about {flops:.0e} operations: its {distributed.count()} processes wait for each "
-        "other longer than they compute, and one alone is quicker"
+        f"a round of this run has about {flops:.0e} operations: its {distributed.count()} processes wait for "
+        f"each other longer than they compute, so one process is faster"
     )
 
 

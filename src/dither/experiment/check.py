@@ -147,7 +147,7 @@ def _release(steps: Steps, missing: dict[str, str]) -> Release:
     kind, rate = steps.sampling or "full", steps.rate()
     if not steps.sampling:
         missing["sampling"] = (
-            "how records enter a batch is not stated, so that no amplification counts; say sampling = 'poisson', "
+            "how records enter a batch is not stated, so no amplification counts; say sampling = 'poisson', "
             "'fixed' or 'shuffled'"
         )
     elif kind != "full" and not 0 < rate <= 1:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 PURPOSES = ("schema", "statistics", "evaluation")
 SURVEY, NAMES, HISTOGRAM, CATEGORIES, SUMS = "survey", "names", "histogram", "categories", "sums"
+WEIGHTS = "weights"
 BINS = 64  # of a number's range
 UNITS = 1 << 16  # in which sums are counted: of the largest value that a record may have
 EXPONENTS = range(-20, 41)  # ranges are found among powers of two
@@ -54,6 +55,8 @@ class Question(NamedTuple):
     histogram   numbers in `bins` equal parts of each column's range
     categories  texts: one cell for each of the column's categories, one for all others
     sums        numbers scaled by the range to [0, 1], and their squares, in units of 2^-16
+    weights     numbers in `bins` equal parts of the range: for each row of `weights`, the sum, in units of 2^-16,
+                of what the row gives to a record's part and class (class by class; no other class counts)
 
     With `label`, histograms and categories are counted for each of its `classes` (and one more for the rest).
     """
@@ -66,15 +69,25 @@ class Question(NamedTuple):
     bins: int = BINS
     label: str = ""
     classes: tuple[str, ...] = ()
+    weights: tuple[tuple[float, ...], ...] = ()
 
     @property
     def touched(self) -> int:
         """The square of how far one record moves the counts, in ℓ2."""
-        # Of each column a record adds up to `UNITS` to two sums, 1 to two cells of a survey, 1 to one other cell.
+        # Of each column a record adds the weights of its part, up to `UNITS` to two sums, 1 to two cells of a
+        # survey, or 1 to one other cell.
+        if self.kind == WEIGHTS:
+            return len(self.columns) * int(np.max(np.sum(self.units() ** 2, axis=0)))
         return len(self.columns) * {SUMS: 2 * UNITS**2, SURVEY: 2}.get(self.kind, 1)
+
+    def units(self) -> np.ndarray:
+        """The weights in whole units."""
+        return np.asarray(np.rint(np.array(self.weights) * UNITS), np.int64)
 
     def shapes(self) -> list[tuple[int, int]]:
         """The cells of each column: (classes, cells)."""
+        if self.kind == WEIGHTS:
+            return [(1, len(self.weights))] * len(self.columns)
         groups = len(self.classes) + 1 if self.label else 1
         if self.kind == CATEGORIES:
             return [(groups, len(listed) + 1) for listed in self.categories]
@@ -92,7 +105,7 @@ class Question(NamedTuple):
 
     @classmethod
     def from_dict(cls, received: Mapping[str, Any]) -> Question:
-        """A question from JSON that anybody may have written; `SpecError` where it is none."""
+        """A question from JSON that anybody may have written; `SpecError` if it is none."""
         try:
             question = cls(
                 str(received["kind"]),
@@ -103,6 +116,7 @@ class Question(NamedTuple):
                 int(received["bins"]),
                 str(received["label"]),
                 tuple(map(str, received["classes"])),
+                tuple(tuple(map(float, row)) for row in received["weights"]),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise SpecError(f"a question that cannot be read: {type(error).__name__}") from None
@@ -114,10 +128,18 @@ class Question(NamedTuple):
             raise SpecError(f"a question of unknown kind {self.kind!r}")
         if not (_LEAST_SHARE <= self.share <= 1 and self.columns and 1 <= self.bins <= 1 << 12):
             raise SpecError(f"a question with share={self.share}, {len(self.columns)} columns, {self.bins} bins")
-        if self.kind in (HISTOGRAM, SUMS):
+        if self.kind in (HISTOGRAM, SUMS, WEIGHTS):
             good = [-1e300 < low < high < 1e300 and high - low > 1e-300 for low, high in self.ranges]
             if len(good) != len(self.columns) or not all(good):
                 raise SpecError("a question needs a range low < high for each of its columns")
+        if self.kind == WEIGHTS:
+            cells = len(self.classes) * self.bins
+            if not (self.label and self.weights and all(len(row) == cells for row in self.weights)):
+                raise SpecError(
+                    f"a question needs rows of {cells} weights, one for each part and class of a label"
+                )
+            if not all(-1 <= weight <= 1 for row in self.weights for weight in row):
+                raise SpecError("a question with a weight that is not between -1 and 1")
         if self.kind == CATEGORIES and len(self.categories) != len(self.columns):
             raise SpecError("a question needs categories for each of its columns")
         if sum(math.prod(shape) for shape in self.shapes()) > MOST_CELLS:
@@ -298,11 +320,18 @@ def _by_group(groups: np.ndarray | int, kept: np.ndarray, place: np.ndarray, sha
 
 def _histogram(question: Question, table: Columns) -> np.ndarray:
     groups, rows = _groups(question, table), []
-    for at, shape in enumerate(question.shapes()):
+    shape = (len(question.classes) + 1 if question.label else 1, question.bins)
+    for at in range(len(question.columns)):
         number, scaled = _scaled(question, table, at)
         place = np.minimum((scaled * question.bins).astype(np.int64), question.bins - 1)
         rows.append(_by_group(groups, number, place, shape))
     return np.concatenate(rows)
+
+
+def _weights(question: Question, table: Columns) -> np.ndarray:
+    units = question.units()
+    counts = _histogram(question, table).reshape(len(question.columns), -1)
+    return np.asarray(counts[:, : units.shape[1]] @ units.T)  # the last group, of other labels, has no weight
 
 
 def _categories(question: Question, table: Columns) -> np.ndarray:
@@ -320,7 +349,7 @@ def _sums(question: Question, table: Columns) -> np.ndarray:
     return np.array([[unit.sum(), (unit * unit // UNITS).sum()] for unit in units])
 
 
-_COUNTERS = {SURVEY: _survey, HISTOGRAM: _histogram, CATEGORIES: _categories, SUMS: _sums}
+_COUNTERS = {SURVEY: _survey, HISTOGRAM: _histogram, CATEGORIES: _categories, SUMS: _sums, WEIGHTS: _weights}
 
 
 # All institutions

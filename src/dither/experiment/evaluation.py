@@ -1,7 +1,7 @@
 """Private evaluation: how good a model is on records that institutions hold, with an ε of its own.
 
 Each institution counts its records by label and score, with noise (`experiment.counting`). Accuracy, AUC,
-calibration and the errors of a regression follow from the sums. A record touches one cell: a small ε suffices.
+calibration and the errors of a regression follow from the sums. A record touches few cells: a small ε suffices.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from scipy.special import expit
 
 from dither import models
 from dither.accounting.ledger import Ledger
@@ -23,10 +24,13 @@ from dither.experiment.counting import Counter, Counting, Question
 from dither.experiment.folder import to_json
 from dither.experiment.metrics import NAMES, probabilities_of
 from dither.experiment.report import Report
-from dither.experiment.statistics import Estimate
+from dither.experiment.statistics import Estimate, Range, power_range, zoom
 from dither.privacy.discrete import Words, os_words
 
-_BINS = 32  # of a predicted probability: even, so that 0.5 is a border
+_BINS = 32  # of the probability of the predicted class, where there are several
+_SHARES = {"survey": 0.03, "zoom": 0.03, "confusion": 0.07, "curve": 0.32, "ranks": 0.4, "losses": 0.15}  # of μ²
+_POSSIBLE = dict.fromkeys(("accuracy", "auc", "f1", "brier"), (0.0, 1.0))
+_COMMON = (-8.0, 8.0)  # log-odds, where nothing stands out of the noise
 _WIDE = 2.2  # standard deviations: some more than 1.96, as scores are ratios of noisy counts
 _REDRAWN = 200  # times that the noise is drawn again, for the intervals
 
@@ -104,99 +108,180 @@ def scored_table(report: Report, path: str | Path, *, held_out: bool = False) ->
 
 
 def score_columns(outputs: np.ndarray, y: np.ndarray, task: str, num_classes: int) -> pd.DataFrame:
-    """Of each record: the predicted class, its probability and the true class; of a regression truth and error. A
-    blank (a label below 0) has no truth: it is counted outside the classes, where no score looks, or nowhere."""
+    """Of each record: a score (of two classes the log-odds of the second, of more the probability of the predicted
+    one), the predicted class and the true one; of a regression truth and error. A blank (a label below 0) has no
+    truth: it is counted outside the classes, where no score looks, or nowhere."""
     if not num_classes:
         predicted = np.clip(np.nan_to_num(np.asarray(models.predict(outputs, task), np.float64), nan=0.5), 0, 1)
         truth = np.where(y >= 0, np.clip(np.asarray(y, np.float64), 0.0, 1.0), np.nan)
         return pd.DataFrame({"error": np.abs(predicted - truth), "truth": truth})
-    probabilities = probabilities_of(outputs)
-    best = probabilities.argmax(axis=1)
-    positive = probabilities[:, 1] if num_classes == 2 else probabilities.max(axis=1)
-    right = np.where(y >= 0, y == 1 if num_classes == 2 else y == best, -1)
-    return pd.DataFrame({"probability": positive, "predicted": best, "truth": y, "right": right})
+    best = probabilities_of(outputs).argmax(axis=1)
+    if num_classes == 2:
+        odds = np.asarray(outputs if outputs.ndim == 1 else outputs[:, 1] - outputs[:, 0], np.float64)
+        return pd.DataFrame({"score": np.where(y >= 0, odds, np.nan), "predicted": best, "truth": y})
+    right = np.where(y >= 0, y == best, -1)
+    score = probabilities_of(outputs).max(axis=1)
+    return pd.DataFrame({"score": score, "predicted": best, "truth": y, "right": right})
 
 
 def _estimates(
-    counts: np.ndarray, std: float, scores: Callable[[np.ndarray], Mapping[str, float]]
+    counts: Sequence[np.ndarray], stds: Sequence[float | np.ndarray], scores: Callable[..., Mapping[str, Estimate]]
 ) -> dict[str, Estimate]:
-    """Scores of noisy counts; their intervals by drawing the same noise again on top, which costs no ε."""
+    """Scores of noisy counts. Their intervals hold what the bins leave open (`scores` says it), and the noise:
+    by drawing the same noise again on top, which costs no ε."""
     rng = np.random.default_rng(0)  # of the interval's width, nothing that is released
-    again = [scores(counts + std * rng.standard_normal(counts.shape)) for _ in range(_REDRAWN)]
-    value = scores(counts)
-    spreads = {name: _WIDE * float(np.std([each[name] for each in again])) for name in value}
-    return {
-        name: Estimate(value[name], value[name] - spreads[name], value[name] + spreads[name]) for name in value
-    }
+    again = [
+        scores(*(part + std * rng.standard_normal(part.shape) for part, std in zip(counts, stds, strict=True)))
+        for _ in range(_REDRAWN)
+    ]
+
+    def widened(name: str, at: Estimate) -> Estimate:
+        _, low, high = _WIDE * np.std([each[name] for each in again], axis=0)
+        low, high = at.low - low, at.high + high
+        return Estimate(*np.clip([at.value, low, high], *_POSSIBLE.get(name, (-np.inf, np.inf))).tolist())
+
+    return {name: widened(name, at) for name, at in scores(*counts).items()}
+
+
+def _known(value: float, error: float = 0.0) -> Estimate:
+    """A value, up to what the bins leave open."""
+    return Estimate(value, value - error, value + error)
 
 
 # Classes
 
 
 def _classification(counter: Counter, num_classes: int, epsilon: float, delta: float) -> PrivateScores:
-    binary = num_classes == 2
-    # Records by predicted probability, and by whether the second class (or the prediction) is true.
-    curve = Question(
-        counting.HISTOGRAM,
-        ("probability",),
-        1.0 if binary else 0.5,
-        ((0.0, 1.0),),
-        bins=_BINS,
-        label="right",
-        classes=("0", "1"),
+    binary, names = num_classes == 2, tuple(map(str, range(num_classes)))
+    share = _SHARES["confusion"] if binary else 0.5
+    confusion = Question(
+        counting.CATEGORIES, ("predicted",), share, categories=(names,), label="truth", classes=names
     )
-    (cells,), std = counter.total(curve)
-    cells = cells[:2]
+    (table,), std = counter.total(confusion)
+    table = table[:num_classes, :num_classes].astype(np.float64)
+    trivial = _estimates([table.sum(axis=1)], [std * math.sqrt(num_classes)], _majority)
     if binary:
-        model, trivial = _estimates(cells, std, _binary_scores), _estimates(cells, std, _majority)
+        model, calibration = _binary(counter, table, std)
     else:
-        names = tuple(map(str, range(num_classes)))
-        confusion = Question(
-            counting.CATEGORIES, ("predicted",), 0.5, categories=(names,), label="truth", classes=names
+        model = _estimates([table], [std], _class_scores)
+        curve = Question(
+            counting.HISTOGRAM, ("score",), 0.5, ((0.0, 1.0),), bins=_BINS, label="right", classes=("0", "1")
         )
-        (table,), table_std = counter.total(confusion)
-        table = table[:num_classes, :num_classes]
-        model = _estimates(table, table_std, _class_scores)
-        trivial = _estimates(table.sum(axis=1, keepdims=True), table_std * math.sqrt(num_classes), _majority)
-    return PrivateScores(model, trivial, _calibration(cells, std), counter.records, epsilon, delta)
+        (cells,), cell_std = counter.total(curve)
+        calibration = _calibration(cells[:2], cell_std, (np.arange(_BINS) + 0.5) / _BINS)
+    return PrivateScores(model, trivial, calibration, counter.records, epsilon, delta)
 
 
-def _binary_scores(cells: np.ndarray) -> dict[str, float]:
-    negative, positive = cells.astype(np.float64)
-    total, centres = _positive(cells.sum()), (np.arange(_BINS) + 0.5) / _BINS
-    half = _BINS // 2
-    below = np.cumsum(negative) - negative / 2
-    pairs = _positive(negative.sum()) * _positive(positive.sum())
-    return {
-        "accuracy": (negative[:half].sum() + positive[half:].sum()) / total,
-        "auc": float(positive @ below) / pairs,
-        "log_loss": -float(positive @ np.log(centres) + negative @ np.log1p(-centres)) / total,
-        "brier": float(positive @ (1 - centres) ** 2 + negative @ centres**2) / total,
-    }
+Calibration = tuple[tuple[float, Estimate], ...]
 
 
-def _class_scores(table: np.ndarray) -> dict[str, float]:
+def _binary(counter: Counter, table: np.ndarray, table_std: float) -> tuple[dict[str, Estimate], Calibration]:
+    """Scores of two classes. AUC is the average rank of the records of one class among those of the other. Ranks
+    follow from noisy counts of both in equal parts of the log-odds. An institution adds up those of its records of
+    the rarer class: one sum, whose noise does not grow with the number of parts. The losses are such sums too."""
+    cells, cell_std, range = _curve(counter)
+    edges = np.linspace(*range, counting.BINS + 1)
+    rare = int(cells[1].sum() < cells[0].sum())
+    ranks, rows = _ranks(cells[1 - rare]), np.zeros((2, 2, counting.BINS))
+    rows[0, rare], rows[1, rare] = 1.0, 2 * ranks - 1
+    ranked, ranked_std = _weighted(counter, "ranks", range, list(rows), [1.0, 1.0])
+    # Of each class and part the losses at both ends: a record's own is between them.
+    ends = [
+        np.array([[f(edges[:-1]), f(edges[1:])], [f(-edges[:-1]), f(-edges[1:])]]) for f in (_log_loss, _brier)
+    ]
+    scales = [float(ends[0].max()), 2.0]  # half of its worst for the Brier score, which needs less
+    losses, losses_std = _weighted(counter, "losses", range, [each.mean(axis=1) for each in ends], scales)
+    unsure = [np.abs(np.diff(each, axis=1))[:, 0] / 2 for each in ends]
+    shares = cells[rare] / _positive(cells[rare].sum())
+
+    def scores(
+        cells: np.ndarray, table: np.ndarray, ranked: np.ndarray, losses: np.ndarray
+    ) -> dict[str, Estimate]:
+        total, (first, second) = _positive(table.sum()), cells
+        ties = max(0.0, float(first @ second) / (_positive(first.sum()) * _positive(second.sum())))
+        count, rank = ranked.tolist()
+        above = 0.5 * rank / _positive(count) + float(shares @ (_ranks(cells[1 - rare]) - ranks))
+        open_log_loss, open_brier = (max(0.0, float(np.sum(cells * each))) / total for each in unsure)
+        return {
+            "accuracy": _known(float(np.trace(table)) / total),
+            "auc": _known(
+                0.5 + (above if rare else -above), ties / 2
+            ),  # between ties that are all wrong and all right
+            "log_loss": _known(losses[0] / total, open_log_loss),
+            "brier": _known(losses[1] / total, open_brier),
+        }
+
+    stds: list[float | np.ndarray] = [cell_std, table_std, ranked_std, losses_std]
+    model = _estimates([cells, table, ranked, losses], stds, scores)
+    if ranked[0] < 4 * ranked_std[0] or cells[1 - rare].sum() < 4 * cell_std * math.sqrt(counting.BINS):
+        model["auc"] = Estimate(0.5, 0.0, 1.0)  # a class that does not stand out of its noise
+    return model, _calibration(cells, cell_std, expit((edges[:-1] + edges[1:]) / 2))
+
+
+def _weighted(
+    counter: Counter, what: str, range: Range, rows: Sequence[np.ndarray], scales: Sequence[float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sums over all records of what each row says of their class and part, and the standard deviation of each."""
+    weights = tuple(tuple((row / scale).ravel().tolist()) for row, scale in zip(rows, scales, strict=True))
+    question = Question(
+        counting.WEIGHTS, ("score",), _SHARES[what], (range,), label="truth", classes=("0", "1"), weights=weights
+    )
+    (sums,), std = counter.total(question)
+    unit = np.array(scales) / counting.UNITS
+    return sums[0] * unit, std * unit
+
+
+def _curve(counter: Counter) -> tuple[np.ndarray, float, Range]:
+    """Both classes in equal parts of the range in which nearly all log-odds lie."""
+    (powers,), std = counter.total(Question(counting.SURVEY, ("score",), _SHARES["survey"]))
+    outer = power_range(powers[0], std, _COMMON)
+    range = zoom(counter, {"score": outer}, _SHARES["zoom"])["score"]
+    curve = Question(counting.HISTOGRAM, ("score",), _SHARES["curve"], (range,), label="truth", classes=("0", "1"))
+    (cells,), std = counter.total(curve)
+    return cells[:2].astype(np.float64), std, range
+
+
+def _ranks(counts: np.ndarray) -> np.ndarray:
+    """Of each part the share of these records below it, half of those inside it included."""
+    below: np.ndarray = (np.cumsum(counts) - counts / 2) / _positive(counts.sum())
+    return below.clip(0.0, 1.0)
+
+
+def _log_loss(odds: np.ndarray) -> np.ndarray:
+    """Of a record of the first class; of the second with the sign turned. No probability is below 2^-52."""
+    return np.asarray(np.logaddexp(0.0, np.minimum(odds, -math.log(np.finfo(np.float64).eps))))
+
+
+def _brier(odds: np.ndarray) -> np.ndarray:
+    return np.asarray(expit(odds) ** 2)
+
+
+def _class_scores(table: np.ndarray) -> dict[str, Estimate]:
     hits = np.diag(table).astype(np.float64)
     both = np.maximum(1.0, table.sum(axis=0) + table.sum(axis=1))
-    return {"accuracy": hits.sum() / _positive(table.sum()), "f1": float(np.mean(2 * hits / both))}
+    accuracy = float(hits.sum()) / _positive(table.sum())
+    return {"accuracy": _known(accuracy), "f1": _known(float(np.mean(2 * hits / both)))}
 
 
-def _majority(cells: np.ndarray) -> dict[str, float]:
+def _majority(per_class: np.ndarray) -> dict[str, Estimate]:
     """Of always saying the class that most records have."""
-    return {"accuracy": float(cells.sum(axis=1).max()) / _positive(cells.sum())}
+    return {"accuracy": _known(float(per_class.max()) / _positive(per_class.sum()))}
 
 
-def _calibration(cells: np.ndarray, std: float) -> tuple[tuple[float, Estimate], ...]:
-    """How often a prediction was right, in eighths of the probability, where counts stand out of their noise."""
-    width = _BINS // 8
-    wrong, right = cells.reshape(2, 8, width).sum(axis=2).astype(np.float64)
+def _calibration(cells: np.ndarray, std: float, predicted: np.ndarray) -> Calibration:
+    """How often a prediction was right, in eighths of the score's range, where counts stand out of their noise."""
+    width = len(predicted) // 8
     spread = 1.96 * std * math.sqrt(width)
     described = []
-    for at in range(8):
-        total = wrong[at] + right[at]
+    for part in range(8):
+        here = slice(width * part, width * (part + 1))
+        wrong, right = cells[:, here].sum(axis=1).astype(np.float64).tolist()
+        total = wrong + right
         if total > 4 * spread:
-            share, error = float(right[at] / total), float(spread / total)
-            described.append(((at + 0.5) / 8, Estimate(share, max(0.0, share - error), min(1.0, share + error))))
+            share, error = min(1.0, max(0.0, right / total)), spread / total
+            weights = np.maximum(cells[:, here].sum(axis=0), 0.0)
+            said = float(weights @ predicted[here] / weights.sum())
+            described.append((said, Estimate(share, max(0.0, share - error), min(1.0, share + error))))
     return tuple(described)
 
 
@@ -211,18 +296,18 @@ def _regression(counter: Counter, bounds: tuple[float, float], epsilon: float, d
     width, count = bounds[1] - bounds[0], _positive(counter.records)
     parts, std = counter.total(Question(counting.SUMS, ("error", "truth"), 1.0, ((0.0, 1.0), (0.0, 1.0))))
 
-    def scores(units: np.ndarray) -> dict[str, float]:
+    def scores(units: np.ndarray) -> dict[str, Estimate]:
         absolute, square, truth, truth_square = (units / (counting.UNITS * count)).tolist()
         return {
-            "r2": 1 - square / max(truth_square - truth**2, 1e-12),
-            "rmse": width * math.sqrt(max(0.0, square)),
-            "mae": width * absolute,
+            "r2": _known(1 - square / max(truth_square - truth**2, 1e-12)),
+            "rmse": _known(width * math.sqrt(max(0.0, square))),
+            "mae": _known(width * absolute),
         }
 
-    def constant(units: np.ndarray) -> dict[str, float]:
+    def constant(units: np.ndarray) -> dict[str, Estimate]:
         _, _, truth, truth_square = (units / (counting.UNITS * count)).tolist()
-        return {"r2": 0.0, "rmse": width * math.sqrt(max(0.0, truth_square - truth**2))}
+        return {"r2": _known(0.0), "rmse": _known(width * math.sqrt(max(0.0, truth_square - truth**2)))}
 
     totals = np.concatenate([part[0] for part in parts])
-    model, trivial = _estimates(totals, std, scores), _estimates(totals, std, constant)
+    model, trivial = (_estimates([totals], [std], each) for each in (scores, constant))
     return PrivateScores(model, trivial, (), counter.records, epsilon, delta)

@@ -152,7 +152,7 @@ class RunFolder:
     # Digests
 
     def read(self, name: str) -> bytes | None:
-        """What a file holds; None where there is none. DamagedFile where it is not what was written."""
+        """What a file holds; None if there is none. DamagedFile if it is not what was written."""
         state, path = self._digests(), self.path / name
         listed = None if state is None else state["files"].get(name)
         try:
@@ -329,7 +329,7 @@ class RunFolder:
             old.unlink(missing_ok=True)
 
     def load_checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint that can be read, or None where none was written."""
+        """The newest checkpoint that can be read, or None if none was written."""
         damaged: DitherError | None = None
         state = self._digests()
         self.read("local/key")  # if it is damaged, not they
@@ -552,7 +552,7 @@ class Unfinished:
                     self._known[key] = value
 
     def get(self, key: str) -> Any:
-        """What was found before; None where nothing was."""
+        """What was found before; None if nothing was."""
         return self._known.get(key)
 
     def put(self, key: str, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""A schema without private looks: `dither data schema --private`.
+"""A schema estimated from private counts: `dither data schema --private`.
 
 Only the header of the tables is public. What a column holds, its bounds, scale, fill value and categories are
 estimated from private counts (`experiment.counting`), in three questions of every column:
@@ -54,10 +54,13 @@ class Wanted:
                 raise DataError(f"{kind} {column!r} is not in every table{did_you_mean(column, header)}")
         if self.task not in TASKS:
             raise SpecError(f"task={self.task!r} is not one of {', '.join(map(repr, TASKS))}")
+        if self.classes and (self.task == "regression" or len(set(self.classes)) < max(len(self.classes), 2)):
+            why = "a number has none" if self.task == "regression" else "give at least two, each once"
+            raise SpecError(f"classes {', '.join(self.classes)}: {why}")
         excluded = dict.fromkeys(self.drop, DROPPED)
         for name in header:
             if ID_NAME.search(name) and name not in (*self.keep, *self.drop, self.label):
-                excluded[name] = "is called like an id"
+                excluded[name] = "is named like an id"
         features = [name for name in header if name != self.label and name not in excluded]
         if not features:
             raise DataError(f"the tables have no column besides {self.label!r} that can be a feature")
@@ -132,7 +135,7 @@ def check_classes(
     least = math.ceil(counting.name_threshold(question, *counting.mu_and_slip(*budget)))
     if not wanted.classes and wanted.task != "regression" and least > max(records) / _FOUND:
         raise DataError(
-            f"at this ε a class of {wanted.label!r} is found only where {least:,} records of one table share it, "
+            f"at this ε a class of {wanted.label!r} is found only if {least:,} records of one table share it, "
             f"and the largest table has {max(records):,}: declare the classes (--classes yes,no; data.classes in "
             "a federation), or say that the label is a number (--task regression)"
         )

@@ -104,8 +104,8 @@ class Epsilon:
     """Claimed, proven and attacked ε of one run.
 
     `claimed` is what the paper's formula says, `table` what is proved for each adversary, neighbour relation and
-    unit, `attacked` what `dither audit` has shown (empty before an audit). `view`, `adjacency` and `unit` are
-    those of the spec. `clients` has a row for each client where clients have targets of their own.
+    unit, and `attacked` what `dither audit` has shown (empty before an audit). `view`, `adjacency` and `unit` are
+    those of the spec. `clients` has a row for each client if clients have their own targets.
     """
 
     claimed: Claim
@@ -346,7 +346,7 @@ class Report(Overview):
     evaluations: tuple[Mapping[str, Any], ...]
     method: str
     data: str
-    test_accuracy: float | None  # None where the test records are not public
+    test_accuracy: float | None  # None if the test records are not public
     loss: float | None
     rounds: int
     seconds: float
@@ -446,7 +446,7 @@ class Report(Overview):
 
     @property
     def score_without_noise(self) -> float | None:
-        """The same score of the same run without noise; None where it was not trained."""
+        """The same score of the same run without noise; None if it was not trained."""
         return self.test_accuracy_without_noise if self.classes else self.test_r2_without_noise
 
     @property
@@ -545,7 +545,7 @@ class Report(Overview):
         return self._trivial() | ({} if without is None else {"without noise": without})
 
     def _trivial(self) -> dict[str, float]:
-        """The trivial predictor's score, by its name; empty where it is not known."""
+        """The trivial predictor's score, by its name; empty if it is not known."""
         name = "accuracy" if self.classes else "r2"
         if self.scores is None or name not in self.scores.trivial:
             return {}
@@ -631,8 +631,8 @@ class Report(Overview):
         return np.asarray(models.probabilities(self.outputs(features, labels="ignore")[0]))
 
     def predict(self, features: Any) -> np.ndarray:
-        """The class name of each record of an encoded array, a data frame or a file (CSV, Parquet, npz); the label
-        itself, of a regression."""
+        """The class name of each record of an encoded array, a data frame or a file (CSV, Parquet, npz). For a
+        regression, the label itself."""
         from dither import models
 
         predicted = np.asarray(models.predict(self.outputs(features, labels="ignore")[0], self.task))
@@ -709,7 +709,8 @@ _BESIDE = ("folder", "spec", "evaluations")  # fields of a report that are not i
 
 
 def load(path: str | Path, *, model: Any = None) -> Report:
-    """The report of a finished run, its model ready to predict. `model` is what `run` was given as an object."""
+    """The report of a finished run, with its model ready to predict. If `run` was given a model object, give it
+    again as `model`."""
     report = Report.read(path)
     if report is not None and model is not None:
         register_model(model, report.spec.model.name)
@@ -797,7 +798,7 @@ def other_notes(report: Report) -> list[str]:
 def sampler_text(rows: Sequence[ProvenRow]) -> list[str]:
     """What the error of the noise sampler is worth, in one line; none where no exact noise is drawn."""
     parts = [row.sampler_delta for row in rows if row.sampler_delta is not None]
-    return [f"exact; the sampler's error takes {max(parts):.2g} of δ, nothing of ε (R7)"] if parts else []
+    return [f"exact; the sampler's error uses {max(parts):.2g} of δ and none of ε (R7)"] if parts else []
 
 
 # Small tables
@@ -867,7 +868,7 @@ def _is_default(entry: Field[Any], value: Any) -> bool:
 
 
 def decode(kind: type[T], value: Any, given: Mapping[str, Any] | None = None) -> T:
-    """The value of a type that `encode` made plain; KeyError, TypeError or ValueError where it is none. Entries
+    """The value of a type that `encode` made plain; KeyError, TypeError or ValueError if it is none. Entries
     that the type does not have are left out, those `given` are taken as they are."""
     origin, inner = get_origin(kind), get_args(kind)
     result: Any

@@ -39,6 +39,10 @@ SHARES = (0.05, 0.85, 0.10)  # of μ²: schema, training, evaluation
 _FILTER = 0.75  # of δ that is left where a sampled run comes among others (`ledger.filter`)
 _TARGET = 0.9995, 0.993  # of ε: most and least that the parts may come to
 _STEPS = 8
+_DECIDED = {
+    *("data.name", "data.path", "data.schema", "data.label", "data.split", "data.classes", "task"),
+    *("privacy.epsilon", "privacy.delta"),
+}
 _TOO_GOOD = 0.98
 _LABELS = re.compile(
     r"^(label|target|outcome|class|y|result|response|diagnosis|readmitted|survived|income)$", re.I
@@ -87,7 +91,8 @@ class ProjectPlan:
             ("tables", f"{len(self.files)}, {total:,} records, {label}"),
             (
                 "ε in all",
-                f"{self.budgets.epsilon:g} at δ = {self.budgets.delta:g}, for each file: its budget in the ledger",
+                f"{self.budgets.epsilon:g} at δ = {self.budgets.delta:g}, for each file, set as its budget in "
+                f"the ledger",
             ),
             ("schema", f"ε = {self.budgets.schema:.3g}: kinds, bounds, categories"),
             ("training", f"ε = {self.budgets.training:.3g}, about: on 4 of 5 records"),
@@ -166,19 +171,28 @@ def start_project(
     ledger: str | Path | None = None,
     new_ledger: bool = False,
     values: Mapping[str, Any] | None = None,
+    on_checked: Callable[[], None] = lambda: None,
     on_step: Callable[[str], None] = lambda line: None,
     **options: Any,
 ) -> Project:
     """Estimate a schema, train and evaluate, all privately. `values` are keys of a spec put on top of what Dither
-    chooses, `options` those of `train.run`."""
+    chooses, `options` those of `train.run`. `on_checked` is called before anything is written or spent."""
     folder = Path(out) if out is not None else Path("runs") / time.strftime("start-%Y%m%d-%H%M%S")
     if folder.exists():
         raise SpecError(f"{str(folder)!r} exists; nothing is overwritten, give another --out")
+    values = values or {}
+    if decided := _DECIDED & set(values):
+        raise SpecError(f"{min(decided)!r} follows from the tables and the options of start; leave it out")
+    own = {"data.path": str(plan.files[0]), "data.label": plan.wanted.label}
+    Spec.from_any({"num_clients": 0, "cohort_size": len(plan.files), **own, **values})
     book = Ledger(ledger or Ledger.default_path())
-    _set_budgets(book, plan)
+    datasets = _unspent(book, plan)
+    on_checked()
+    for dataset in datasets:
+        if book.budget(dataset) is None:
+            book.set_budget(dataset, Budget(plan.budgets.epsilon, plan.budgets.delta))
     on_step("estimating the schema")
     budget: dict[str, Any] = {"delta": plan.budgets.delta, "ledger": book.path, "new_ledger": new_ledger}
-    values = values or {}
 
     def words(purpose: str) -> list[Words]:
         source = str(values.get("randomness", "os")), int(values.get("seed", 0)), purpose
@@ -203,21 +217,21 @@ def start_project(
     return project
 
 
-def _set_budgets(book: Ledger, plan: ProjectPlan) -> None:
-    """The one ε as the budget of every file, which must have spent nothing before."""
+def _unspent(book: Ledger, plan: ProjectPlan) -> list[str]:
+    """The accounts of the files, which must have spent nothing before and have no smaller budget."""
     datasets = [data_id(book, path=str(file)) for file in plan.files]
-    for file, dataset in zip(plan.files, datasets, strict=True):
+    for number, (file, dataset) in enumerate(zip(plan.files, datasets, strict=True)):
+        if dataset in datasets[:number]:
+            raise DataError(f"{file.name!r} holds the records of another table; give each institution's once")
         limit = book.budget(dataset)
         if any(spent.participations for spent in book.spent(dataset, delta=plan.budgets.delta)):
             raise DataError(
-                f"{file.name!r} has spent ε before, by {book.path}: one ε for everything needs records on which "
-                "nothing was spent; see `dither budget show`, and go on with `dither run`"
+                f"{file.name!r} has spent ε before (ledger {book.path}): one ε for everything needs records on "
+                f"which nothing was spent; see `dither budget show`, and continue with `dither run`"
             )
         if limit is not None and not Budget(plan.budgets.epsilon, plan.budgets.delta).within(limit):
             raise SpecError(f"{file.name!r} has a budget of {limit}; give an --epsilon and --delta within it")
-    for dataset in datasets:
-        if book.budget(dataset) is None:
-            book.set_budget(dataset, Budget(plan.budgets.epsilon, plan.budgets.delta))
+    return datasets
 
 
 def training_spec(plan: ProjectPlan, schema: Path, values: Mapping[str, Any]) -> Spec:
@@ -254,9 +268,8 @@ def federation_toml(plan: ProjectPlan, values: Mapping[str, Any]) -> str:
         },
         "secagg": {"mode": "real"},
     }
-    return "# The same project with each table at its owner's: dither serve federation.toml\n" + tomli_w.dumps(
-        content
-    )
+    head = "# The same project while each table stays with its owner: dither serve federation.toml\n"
+    return head + tomli_w.dumps(content)
 
 
 def calibrated(spec: Spec, build: Callable[[Spec], Experiment], budgets: Budgets) -> Spec:

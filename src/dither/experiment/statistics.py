@@ -152,18 +152,18 @@ def survey(
         present[name] = Estimate(values, max(0.0, values - spread), values + spread)
         if values <= 2 * spread:
             kinds[name] = EMPTY
-        ranges[name] = _range(cells[counting.POWER_CELLS :], std)
+        ranges[name] = power_range(cells, std, (0.0, 1.0))
     return kinds, present, ranges
 
 
-def _range(counts: np.ndarray, std: float) -> Range:
-    """The powers of two between which the counts stand out of their noise."""
+def power_range(cells: np.ndarray, std: float, otherwise: Range) -> Range:
+    """The powers of two between which a survey's counts stand out of their noise."""
     edges = [2.0**e for e in (*counting.EXPONENTS, counting.EXPONENTS[-1] + 1)]
     lows = [*(-edge for edge in reversed(edges[1:])), -edges[0], *edges[:-1]]
     highs = [*(-edge for edge in reversed(edges[:-1])), edges[0], *edges[1:]]
-    seen = significant(counts, std)
+    seen = significant(cells[counting.POWER_CELLS :], std)
     if not len(seen):
-        return (0.0, 1.0)
+        return otherwise
     low, high = lows[int(seen[0])], highs[int(seen[-1])]
     zero = len(counting.EXPONENTS)
     low = 0.0 if seen[0] >= zero else low

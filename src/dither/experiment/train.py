@@ -87,25 +87,25 @@ def run(
 ) -> Report:
     """Train a spec (a preset's name, a TOML file, a mapping or a `Spec`) and leave a run folder.
 
-    `values` are dotted keys put on top of the spec. `model` is one of your own in place of model.name: a
+    `values` are dotted keys that are set on top of the spec. `model` is your own model instead of model.name: a
     `dither.Model`, an Equinox, Flax or PyTorch module, or a function that returns one.
 
-    `data` are records in place of data.path: a pandas DataFrame, a list or mapping of them (one for each
-    institution), or arrays (X, y) or (X, y, groups). Where your own records come without a method, Dither chooses
-    what is not given (`defaults.defaults_for`).
+    `data` are records instead of data.path: a pandas DataFrame, a list or mapping of them (one for each
+    institution), or arrays (X, y) or (X, y, groups). If your own records come without a method, Dither chooses
+    whatever is not given (`defaults.defaults_for`).
 
-    `resume` continues a folder that was interrupted: the outcome is bit for bit that of an uninterrupted run on
-    the same device and versions. It keeps as many devices as it was begun on, and its records where they were (in
-    memory or on the disk), whatever memory is free now.
+    `resume` continues an interrupted folder. The outcome is bit for bit that of an uninterrupted run on the same
+    device and versions. A resumed run keeps its number of devices, and its records stay where they were (in
+    memory or on disk), whatever memory is free now.
 
-    Your own data is always charged to a ledger (the default one, or `ledger`), the catalogue's sets only when
-    `ledger` is given. Records that another ledger of yours knows are refused unless `new_ledger`. Where a budget
-    ends the run early, `Report.stopped` says so.
+    Your own data is always charged to a ledger (the default one, or `ledger`); the catalogue's sets only if
+    `ledger` is given. Records that another ledger of yours knows are refused unless `new_ledger` is set. If a
+    budget ends the run early, `Report.stopped` says so.
 
-    `keep_programs` keeps the compiled rounds for the next process with the same spec, records and code, which then
-    starts sooner. `dither run` does so. Leave it off in a process that replaces functions of Dither.
+    `keep_programs` stores the compiled rounds for the next process with the same spec, records and code, which
+    then starts faster; `dither run` does this. Leave it off in a process that replaces functions of Dither.
 
-    Among several processes (`simulation.distributed`) each calls this. Process 0's spec counts, and process 0
+    With several processes (`simulation.distributed`), each calls this. The spec of process 0 counts. Process 0
     alone writes and returns; the others exit when the rounds are done.
     """
     if on_start is None and on_evaluation is None and in_notebook():
@@ -381,13 +381,17 @@ def _train_rounds(
     with distributed.computing():
         params = jax.tree.map(lambda leaf: np.asarray(leaf)[0], simulation.params(state, inputs))
     completed = experiment.first_rounds(done)
+    participation = np.asarray(state.participation)[0]
+    planned = np.bincount(np.concatenate(completed.cohorts or [[]]).astype(int), minlength=len(participation))
+    if not np.array_equal(participation, planned):  # ε is proved for the cohorts of the plan
+        raise DitherError("other clients took part than the plan says: a bug; trust no ε of this run")
     return _Outcome(
         rounds=done,
         stopped=stopped or build.stop_reason(experiment),
         params=params,
         refused=np.asarray(state.refused)[0],
         missing=int(np.asarray(state.missing)[0]),
-        participation=np.asarray(state.participation)[0],
+        participation=participation,
         traffic=traffic(completed, simulation, state, simulation.sizes(state, inputs)),
         sharing_note=build.sharing_note(completed),
     )

@@ -168,7 +168,7 @@ class Agreement(Terms):
         return self
 
     def _check_numbers(self) -> None:
-        """`FederationError` where a number of the spec, or a count, is out of bounds."""
+        """`FederationError` if a number of the spec, or a count, is out of bounds."""
         for key, listed in self.spec.flat().items():
             for value in listed if isinstance(listed, list) else [listed]:
                 if isinstance(value, int):
@@ -191,7 +191,7 @@ class Agreement(Terms):
         require(fits, f"has pictures of {sides[:4]} and {self.num_features} features")
 
     def _check_size(self) -> None:
-        """`FederationError` where the agreement asks for more than a machine can give."""
+        """`FederationError` if the agreement asks for more than a machine can give."""
         spec, widths = self.spec, self.spec.model.hidden
         widest = max(widths, default=0)
         small = len(widths) <= _MOST_LAYERS and widest <= _MOST_PARAMETERS
@@ -280,7 +280,7 @@ class Agreement(Terms):
         for given, due in zip(leaves, shapes, strict=True):
             if given.shape != due.shape or given.dtype != due.dtype:
                 raise FederationError(
-                    f"a model with {given.dtype} {given.shape} where {due.dtype} {due.shape} is due"
+                    f"the model has {given.dtype} {given.shape}, expected {due.dtype} {due.shape}"
                 )
         return model, jax.tree.unflatten(structure, [jax.numpy.asarray(each) for each in leaves])
 
@@ -305,7 +305,12 @@ class Agreement(Terms):
         leaves.append(("what leaves", f"in each of your rounds {experiment.num_params:,} {sent}"))
         cost = [("your noise", self._noise_words(experiment, number, mine))]
         if spec.aggregation != "off" and not sums_integers(experiment.plan):
-            cost.append(("hostile server", "may send numbers that round the others' noise away: count on yours"))
+            cost.append(
+                (
+                    "hostile server",
+                    "may send numbers that round away the other parties' noise: count only on your own",
+                )
+            )
         accountant = experiment.accountant(self.may_lack)
         if spec.privacy.epsilons:
             accountant = accountant.of([number])
@@ -478,7 +483,7 @@ def federated_spec(spec: Spec, num_clients: int, name: str) -> Spec:
             f"{num_clients} or, with data.partition='column', to 0"
         )
     if spec.federation.dropout:
-        raise SpecError("federation.dropout is for simulations: in a federation clients are lost by themselves")
+        raise SpecError("federation.dropout is for simulations; in a federation, clients drop out by themselves")
     if math.isinf(spec.privacy.epsilon):
         raise SpecError("privacy.epsilon=inf cannot be agreed on; for no noise set privacy.noise='none'")
     if spec.method.endswith(".py"):  # its content is what parties approve, not a path of the server's machine
@@ -538,11 +543,12 @@ def collusion_notes(spec: Spec) -> tuple[str, str]:
     if spec.aggregation == "off":
         return "", ""
     words = (
-        f"sums are safe from a server that colludes with up to {spec.colluders} of the {spec.cohort_size} parties "
+        f"sums are safe from a server that colludes with up to {spec.colluders} of the {spec.cohort_size} "
+        f"parties "
         f"of a round; {least_clients(spec)} of them must answer"
     )
     if spec.cohort_size < spec.num_clients:
-        words += "; who meets in a round follows from the seed, which the server chose"
+        words += "; the seed, which the server chose, decides who meets in a round"
     if spec.colluders >= max(default_colluders(spec.cohort_size), 1):
         return words, ""
     together = f"the server and {spec.colluders + 1} of the parties together can read the others' uploads"

@@ -173,7 +173,7 @@ class ServerEngine:
         return total
 
     def evaluate(self) -> dict[str, float]:
-        """Accuracy (or R²) and loss on the server's own test records; nothing where it has none."""
+        """Accuracy (or R²) and loss on the server's own test records; nothing if it has none."""
         if not self.scored:
             return {}
         scores = self.simulation.evaluate(self.state, self.inputs)

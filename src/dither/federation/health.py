@@ -1,7 +1,7 @@
-"""How a run stands, from the files of its folder: `dither federation status`, and GET /health of `dither serve`.
+"""The state of a run, from the files of its folder: `dither federation status`, and GET /health of `dither serve`.
 
-What is told is what the server's own output says: rounds, names of parties, whom it waits for. No record, no
-update and no score is in it.
+It says the same as the server's own output: rounds, names of parties, whom it waits for. It contains no records,
+updates or scores.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _run(folder: Path) -> dict[str, Any]:
     at_work = any(path.is_file() and not is_free(path) for path in (folder / "serve.lock", folder / "lock"))
     if at_work or facts["state"] in ("done", "failed"):
         return facts
-    why = "no server is at work in this folder; the same `dither serve` command continues the run"
+    why = "no server is running in this folder; the same `dither serve` command continues the run"
     return facts | {"healthy": False, "state": "stopped", "why": why}
 
 

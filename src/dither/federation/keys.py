@@ -12,9 +12,9 @@ the sender's identity key (Ed25519), and `federation.json`, the same in all fold
 cannot add parties that the others do not know, and no party can speak for another. The same identity signs in
 secure aggregation.
 
-Each party makes its own keys (`request`) and hands over public ones; the list of members comes back as an
-invitation that the CA's key signs (`accept`), also when parties are added or revoked. `create` makes everybody's
-keys in one place, for demonstrations: whoever runs it holds every private key.
+Each party creates its own keys (`request`) and sends the public ones. The list of members comes back as an
+invitation signed with the CA's key (`accept`), also when parties are added or revoked. `create` creates
+everybody's keys in one place, for demonstrations: the person who runs it holds every private key.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Keyring:
         path = folder / "federation.json"
         if not path.is_file():
             inside = folder / "server"
-            advice = "make one with `dither federation init`"
+            advice = "create one with `dither federation init`"
             if (inside / "federation.json").is_file():
                 advice = f"did you mean {str(inside)!r}?"
             raise ConfigError(f"{str(folder)!r} has no federation.json; {advice}")
@@ -127,7 +127,7 @@ class Identity(SigningKey):
     def load(cls, folder: Path) -> Identity:
         path = folder / "identity.key"
         if not path.is_file():
-            raise ConfigError(f"{str(path)!r} is missing; make the folder with `dither federation init`")
+            raise ConfigError(f"{str(path)!r} is missing; create the folder with `dither federation init`")
         try:
             return cls(bytes.fromhex(path.read_text(encoding="ascii").strip()))
         except ValueError:

@@ -11,7 +11,7 @@ no bytes left over. What cannot be read is a `FederationError` that names the re
 
 The `Mailbox` asks parties and matches their answers. A party is reached at an address of the transport, which it
 is asked for by a hello: only the holder of its identity key can answer that. A question stays open until it is
-answered, refused or the caller stops waiting; a party that connects anew is asked again, because it may have died
+answered, refused or the caller stops waiting; a party that reconnects is asked again, because it may have died
 with the question in its hands. `Transport` is how messages travel: `federation.flower` or `federation.nvflare`.
 """
 
@@ -178,7 +178,7 @@ class Transport(Protocol):
     """Messages out, answers in. An address is a number that stays with a node while the transport lives."""
 
     def nodes(self) -> dict[int, str]:
-        """Who is connected, each with a mark that changes when it connects anew."""
+        """Who is connected, each with a mark that changes when it reconnects."""
 
     def push(self, bodies: Mapping[int, bytes], *, ttl: float) -> dict[int, str]:
         """Send one message to each address; their ids. Where there is no id, nothing was sent."""
@@ -191,7 +191,7 @@ class Transport(Protocol):
 
 
 class TransportRestart(Exception):
-    """The transport must be started anew: it cannot reach a party that has come back."""
+    """The transport must be restarted: it cannot reach a party that has come back."""
 
 
 class Failures(NamedTuple):

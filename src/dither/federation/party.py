@@ -236,7 +236,7 @@ class Party:
         return experiment
 
     def _current(self, name: str) -> _Training | _Counting:
-        """The run that a message is about: one at hand, or one that a restart interrupted."""
+        """The run that a message is about: a current one, or one that a restart interrupted."""
         for run in self._runs.values():
             if run.agreement.run == name:
                 return run
@@ -464,7 +464,7 @@ class _Training(_PartyRun):
         if forgotten:
             raise FederationError(
                 f"this party has answered rounds of run {self.agreement.run[:8]} that its folder does not "
-                "remember: it was deleted or restored from a copy. Go on without this party, or start a new run"
+                "remember: it was deleted or restored from a copy. Continue without this party, or start a new run"
             )
         self.store.save_dataset(self._dataset)
 
@@ -512,7 +512,7 @@ class _Training(_PartyRun):
         leaves = [message.array(f"m{number}") for number in range(len(self._engine.message_shapes))]
         for leaf, (shape, dtype) in zip(leaves, self._engine.message_shapes, strict=True):
             if leaf.shape != shape or leaf.dtype != dtype:
-                raise FederationError(f"a broadcast of {leaf.dtype} {leaf.shape} where {dtype} {shape} is due")
+                raise FederationError(f"the broadcast has {leaf.dtype} {leaf.shape}, expected {dtype} {shape}")
             if leaf.dtype.kind == "f" and not (np.abs(leaf) <= clipping.REACH).all():
                 raise FederationError("a broadcast that is not finite, or beyond ±2^40")
         return leaves

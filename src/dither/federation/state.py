@@ -12,23 +12,23 @@ At a party (`PartyStore`):
     log.jsonl        one line for every round answered or refused
     releases.jsonl   one signed line for every upload that left this party
 
-A party that has forgotten what it sent refuses to go on with the run: the ledger knows of rounds that intent.json
-does not, intent.json of an upload that is gone, others of keys that secagg.json had. What cannot be noticed is an
-older copy of this folder together with an older copy of the ledger, or two copies in use at once: never restore it
-from a backup.
+A party that has forgotten what it sent refuses to continue the run. It notices this if the ledger knows of rounds
+that intent.json lacks, if intent.json knows of an upload that is gone, or if others know keys that secagg.json
+lacks. It cannot notice an older copy of this folder together with an older copy of the ledger, or two copies in
+use at once: never restore the folder from a backup.
 
 At the server (`Journal`), a run folder with a few files more:
 
     terms.json      the agreement that was sent out
     rounds.jsonl    one line for every completed round: who counted, who was missing or refused, and why
-    excluded.json   who was caught in a lie, in which round and in which lie: asked nothing any more
+    excluded.json   who was caught in a lie, in which round and in which lie; they are not asked again
     secagg.json     public keys and the open round of secure aggregation (mode 0600)
-    progress.jsonl  what happens, for whoever watches
+    progress.jsonl  events, for anyone who watches
     signature.json  the server's signature of the finished run
     releases.json   what each party said of its releases.jsonl at the end of the run
 
-A round is complete when its checkpoint is on the disk; lines past the checkpoint are dropped when a server starts
-again, and that round is announced anew. One server at a time: the folder is locked while one is at work.
+A round is complete when its checkpoint is on disk. When a server restarts, it drops lines past the checkpoint and
+announces that round again. One server at a time: the folder is locked while a server runs.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ from dither.federation.agreement import Agreement
 from dither.federation.keys import Identity, Keyring, is_signed
 
 # Never from a copy: see above.
-PARTY_ADVICE = "this party cannot go on with the run: the others can without it, or start a new run"
+PARTY_ADVICE = "this party cannot continue the run: the others can continue without it, or start a new run"
 _SERVER_ADVICE = "restore it from a copy, or start a new run in another folder"
 COMPUTED = "computed"
 _SIGNATURE, RELEASES, _STATEMENTS = "signature.json", "releases.jsonl", "releases.json"
-_RECORD_ADVICE = "the record of this party's releases in this run is not whole"
+_RECORD_ADVICE = "the record of this party's releases in this run is not complete"
 _STATED = ("party", "terms", "releases", "head")
 _SIGNED = (
     *("spec.toml", "schema.toml", "terms.json", "provenance.json", "rounds.jsonl", "metrics.jsonl"),
@@ -223,7 +223,7 @@ class Journal(_RunFiles):
         """Keep others out until this process ends."""
         self._lock = lock(self.path / "lock", seconds)
         if self._lock is None:
-            raise RunExists(f"another server is at work in {str(self.path)!r}")
+            raise RunExists(f"another server is running in {str(self.path)!r}")
 
     def forget_agreement(self) -> None:
         """Drop an agreement that not everybody accepted, and the enrolment under it."""

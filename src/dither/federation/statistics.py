@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 LOCAL = "local, not private: "  # how a line begins that tells the owner about records
 MODULUS_BITS = 64  # counts reach 2^31 records times 2^16 units
-_ADVICE = "this party no longer knows what it answered: go on without it, or start a new run"
+_ADVICE = "this party no longer knows what it answered: continue without it, or start a new run"
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ class PartyStatistics:
         charged = {each.rounds[0] for each in entries if each.kind == "charge" and each.run == self._run}
         if not charged <= {int(number) for number in self._answers()}:
             raise FederationError(
-                f"this party has answered questions of run {terms.run[:8]} that its folder does not remember: it "
-                "was deleted or restored from a copy. Go on without this party, or start a new run"
+                f"this party has answered questions of run {terms.run[:8]} that its folder does not remember: "
+                f"it was deleted or restored from a copy. Continue without this party, or start a new run"
             )
 
     @property

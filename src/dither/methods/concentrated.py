@@ -78,7 +78,7 @@ def params_of(plan: PrivacyPlan, cohorts: np.ndarray | None) -> ConcentratedPara
 
 
 def participation_design(plan: PrivacyPlan) -> np.ndarray | None:
-    """Cohorts `[num_rounds, cohort_size]` drawn beforehand, or None where each round draws its own.
+    """Cohorts `[num_rounds, cohort_size]` drawn beforehand, or None if each round draws its own.
 
     Each round takes the clients that took part least so far, ties broken at random: counts never differ by more
     than one. The design depends on the seed alone, never on data.

@@ -185,7 +185,7 @@ def _linen(make: Make, shape: Shape) -> Model:
         try:
             return module.apply({"params": tree}, shape.records(x, channels_first=False))
         except errors.InvalidRngError:
-            raise SpecError("your model draws random numbers, for dropout, say; set deterministic=True") from None
+            raise SpecError("your model draws random numbers (dropout?); set deterministic=True") from None
 
     return Model(init, apply, name=type(module).__name__)
 
@@ -269,7 +269,7 @@ def _refuse_mixing(layers: Iterable[str]) -> None:
 
 
 def _fitting(model: Model, shape: Shape) -> Model:
-    """The model, with one score a record as `[n]`; `SpecError` where it does not give every record its own."""
+    """The model, with one score a record as `[n]`; `SpecError` if it does not give every record its own."""
     leaves = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))
     if not any(leaf.size for leaf in leaves):
         raise SpecError("your model has no parameters to train")

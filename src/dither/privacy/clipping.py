@@ -65,7 +65,7 @@ def norm_error(model: Model) -> float:
 
 
 def clip(tree: PyTree, clip_norm: Array, *, norm: Callable[[PyTree], Array] = norm) -> PyTree:
-    """v · min(1, clip_norm/|v|), safe at v = 0; zero where |v|² is not finite."""
+    """v · min(1, clip_norm/|v|), safe at v = 0; zero if |v|² is not finite."""
     length = norm(tree)
     length = jnp.where(jnp.isfinite(length), length, jnp.inf)
     scale = jnp.minimum(1.0, clip_norm / jnp.maximum(length, TINY))

@@ -33,7 +33,7 @@ class FixedPoint(NamedTuple):
     num_clients: int = 10
 
     def check(self) -> FixedPoint:
-        """Itself, or `SpecError` where a sum could overflow."""
+        """Itself, or `SpecError` if a sum could overflow."""
         check_modulus(self.modulus_bits)
         if not (np.isfinite(self.bound) and self.bound > 0):
             raise SpecError(f"bound={self.bound} must be a finite number above 0")

@@ -51,7 +51,7 @@ class Rules(NamedTuple):
     neighbours: int = 0
 
     def check(self) -> Rules:
-        """Itself, or `SpecError` where the rules protect nobody."""
+        """Itself, or `SpecError` if the rules protect nobody."""
         check_modulus(self.modulus_bits)
         if not 0 <= self.colluders <= MAX_CLIENTS:
             raise SpecError(f"colluders={self.colluders} must lie in 0 to {MAX_CLIENTS}")

@@ -3,10 +3,10 @@
     spec = Spec.from_preset("secure-fedavg").with_values({"privacy.epsilon": 1.0, "num_rounds": 50})
     spec.to_toml();  Spec.from_toml(text)
 
-Every value is checked when a `Spec` is made: an unknown key, a value of the wrong type or out of range is a
-`SpecError` that names it. Checks that need the data (batch_size against a client's records) come later.
+Every value is checked when a `Spec` is created: an unknown key, or a value of the wrong type or out of range,
+raises a `SpecError` that names it. Checks that need the data (batch_size against a client's records) come later.
 
-Methods and their options are declared in methods.toml. A method in a Python file of yours declares its own:
+methods.toml declares the methods and their options. A method in your own Python file declares its own:
 OPTIONS maps each name to `(default, help)` or to an `Option`.
 """
 
@@ -33,6 +33,7 @@ __all__ = ["METHODS", "Spec"]
 _MODEL_FILE = re.compile(r"(?P<file>.+\.py(#[0-9a-f]{64})?):(?P<factory>[A-Za-z_]\w*)")
 IN_MEMORY = "(in memory)"  # data.path of records that were given in Python
 _BETWEEN_FILES = "\n"  # of data.path, where it lists several
+_TABLES = (".csv", ".tsv", ".parquet", ".npz")
 
 
 _LIMITS = {"above": operator.gt, "at_least": operator.ge, "below": operator.lt, "at_most": operator.le}
@@ -85,13 +86,13 @@ def _key(default: Any, help: str, choices: tuple[Any, ...] = (), **checks: Any) 
 class DataSpec:
     """Which records, and who holds them."""
 
-    name: str = _key("adult", "data set of the catalogue (dither data list); empty with path")
+    name: str = _key("adult", "a data set of the catalogue (dither data list); leave it empty if path is set")
     path: str = _key(
         "",
         "your own records: a .csv, .parquet or .npz file, a folder of .npy files; or a folder, a pattern or a "
         "list of tables, one for each institution",
     )
-    test_path: str = _key("", "your own test file; without it test_fraction of path is held out")
+    test_path: str = _key("", "your own test file; without it, test_fraction of path is held out")
     test_public: bool = _key(False, "your own test records are public: only then is the model scored on them")
     public: bool = _key(
         False, "the records of path are public (your declaration): nothing is charged, and sweeps may use them"
@@ -105,41 +106,49 @@ class DataSpec:
         (), "regression: public bounds [low, high] of the label; empty: those of the schema"
     )
     schema: str = _key("", "schema.toml that fixes the encoding (dither data schema FILE)")
-    encoding: str = _key("minmax", "numeric columns: by bounds to [0, 1], or centred", ("minmax", "standard"))
+    encoding: str = _key(
+        "minmax",
+        "how numeric columns are scaled: minmax to [0, 1] by their bounds, or standard (centred)",
+        ("minmax", "standard"),
+    )
     features: str = _key("all", "columns used", ("all", "categorical", "ordinal"))
     transform: str = _key(
         "none",
-        "public features, computed from each encoded record by itself by a fixed rule: scaled to a norm of 1, "
-        "scattering of square pictures, or random Fourier features",
+        "public features, computed from each encoded record alone by a fixed rule: unit (scaled to a norm of 1), "
+        "scattering (of square images), random (Fourier features), or random features of the scattering",
         ("none", "unit", "scattering", "random", "scattering-random"),
     )
-    test_fraction: float = _key(0.2, "held out of path when there is no test_path", at_least=0.0, below=1.0)
+    test_fraction: float = _key(
+        0.2, "share of path that is held out for testing if there is no test_path", at_least=0.0, below=1.0
+    )
     partition: str = _key(
         "iid",
-        "who holds which records; of several files each is one client unless this says otherwise",
+        "who holds which records; with several files, each file is one client by default",
         ("iid", "one-class", "similarity", "dirichlet", "column", "files"),
     )
     similarity: float = _key(0.0, "percent of i.i.d. records for partition='similarity'", at_least=0, at_most=100)
     alpha: float = _key(0.5, "concentration for partition='dirichlet'", above=0.0)
-    column: str = _key("", "column of the table for partition='column' (an institution's name, say)")
-    records_per_client: int = _key(0, "records each client holds; 0: all are dealt out", at_least=0)
+    column: str = _key("", "column of the table for partition='column' (for example the institution's name)")
+    records_per_client: int = _key(0, "records that each client holds; 0: all records are distributed", at_least=0)
     split: str = _key(
         "given",
-        "test records: the set's own (of your own tables test_fraction, the classes in proportion); 80/10/10 "
-        "train/test/validation inside each client; the same, scored on the validation records; or test_fraction "
-        "of your own tables by row number alone",
+        "test records: given (the data set's own; for your own tables test_fraction, with classes in proportion), "
+        "per-client (80/10/10 train/test/validation within each client), validation (the same, scored on the "
+        "validation records), or rows (test_fraction of your own tables by row number alone)",
         ("given", "per-client", "validation", "rows"),
     )
     public_fraction: float = _key(
         0.0, "share of the training records declared public, chosen by row number alone", at_least=0.0, below=1.0
     )
-    part: str = _key("all", "which training records are used, by that declaration", ("all", "public", "private"))
+    part: str = _key(
+        "all", "which part of the training records is used, by public_fraction", ("all", "public", "private")
+    )
     stream: str = _key(
         "auto",
-        "read a folder's records round by round, not into memory; auto: if they need half of the free memory",
+        "read a folder's records from disk as needed; auto: if they would take more than half of the free memory",
         ("auto", "yes", "no"),
     )
-    stream_memory: float = _key(1.0, "gigabytes of streamed records held at once", above=0.0)
+    stream_memory: float = _key(1.0, "gigabytes of streamed records in memory at a time", above=0.0)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -176,7 +185,7 @@ class ModelSpec:
     )
     options: dict[str, Any] = field(default_factory=dict)  # what your own model's factory is called with
     weights: str = _key(
-        "", "public weights to start from: a safetensors file (the model.safetensors of a run, say)"
+        "", "public weights to start from: a safetensors file (for example the model.safetensors of a run)"
     )
     trainable: tuple[str, ...] = _key(
         (), "names of the parameters that are trained, * for any text; the others stay as they are; empty: all"
@@ -201,41 +210,39 @@ class ModelSpec:
 class PrivacySpec:
     """How much privacy, against which adversary, and how the noise is set."""
 
-    epsilon: float = _key(1.0, "target; inf for no noise", above=0.0)
-    delta: float = _key(1e-5, "probability outside the guarantee", above=0.0, below=1.0)
+    epsilon: float = _key(1.0, "the target ε; inf for no noise", above=0.0)
+    delta: float = _key(1e-5, "probability with which the guarantee may fail", above=0.0, below=1.0)
     unit: str = _key("run", "what epsilon covers: one uploaded message or the whole run", ("message", "run"))
     noise: str = _key(
         "proven",
-        "how the noise is set: by the accountant for epsilon, by the paper's formula, or by noise_std",
+        "how the noise is set: by the accountant (proven), by the paper's formula, or by noise_std (given)",
         ("proven", "paper", "given", "none"),
     )
     noise_std: float = _key(0.0, "noise='given': std on the gradient (nbafl: on the upload)", at_least=0.0)
     noise_schedule: str = _key(
         "constant",
-        "how the noise falls over time, for methods that add noise to gradients",
+        "how the noise decreases over time, for methods that add noise to gradients",
         ("constant", "rounds", "steps"),
     )
     noise_decay: float = _key(1.0, "factor of the noise variance per round or step", above=0.0, at_most=1.0)
     noise_decay_start: int = _key(0, "rounds before the noise starts to decay", at_least=0)
-    noise_scale: tuple[float, ...] = _key((), "factor of each client's noise, one for each client; empty: 1")
-    epsilons: tuple[float, ...] = _key(
-        (), "target of each client, at most epsilon, one for each client; empty: epsilon for all"
-    )
+    noise_scale: tuple[float, ...] = _key((), "a factor for each client's noise; empty: 1 for all")
+    epsilons: tuple[float, ...] = _key((), "a target for each client, at most epsilon; empty: epsilon for all")
     clip: str = _key(
         "example", "what is clipped: each record's gradient, or the batch's", ("example", "batch", "none")
     )
     clip_norm: float = _key(1.0, "bound on that gradient's norm", above=0.0)
     clip_quantile: float = _key(
         0.0,
-        "share of the records' gradients that the clip should leave as they are: it adapts, from clip_norm on, by "
-        "a noisy count that is charged with the gradients; 0: it is fixed",
+        "share of the records' gradients that the clip should leave unchanged: the clip starts at clip_norm and "
+        "follows a noisy count, which is charged with the gradients; 0: the clip is fixed",
         at_least=0.0,
         below=1.0,
     )
     view: str = _key("upload", "what the adversary sees", ("upload", "sum", "broadcast", "final"))
     colluders: int = _key(
         -1,
-        "clients that collude with the server; -1: none in a simulation, a third of the cohort in a federation",
+        "clients that may collude with the server; -1: 0 in a simulation, a third of the cohort in a federation",
         at_least=-1,
     )
     project_epsilon: float = _key(
@@ -249,7 +256,7 @@ class PrivacySpec:
         at_least=0.0,
     )
     assume_credit: bool = _key(
-        False, "credit the other clients' noise in sums where this is not proved (networks); labelled 'assumed'"
+        False, "credit the other clients' noise in sums even if this is not proved (networks); labelled 'assumed'"
     )
     adjacency: str = _key(
         "auto",
@@ -265,18 +272,20 @@ class SecaggSpec:
 
     mode: str = _key(
         "auto",
-        "how uploads are summed: in the open, as encoded integers (the protocol's result without its masks), or "
-        "by the real protocol; auto: ideal where the method's paper has it",
+        "how uploads are summed: off (without protection), ideal (as encoded integers: the protocol's result "
+        "without its masks) or real (the protocol); auto: ideal if the method's paper uses secure aggregation",
         ("auto", "off", "ideal", "real"),
     )
-    modulus_bits: int = _key(32, "numbers of the masked vector are integers modulo 2^32 or 2^64", (32, 64))
+    modulus_bits: int = _key(32, "masked vectors are integers modulo 2^32 or 2^64", (32, 64))
     scale_bits: int = _key(20, "fractional bits of an encoded number", at_least=0, at_most=60)
     bound: float = _key(
-        0.0, "largest coordinate of an upload (larger ones are clamped); 0: what fits modulus_bits", at_least=0.0
+        0.0,
+        "largest coordinate of an upload (larger ones are clamped); 0: the largest that fits modulus_bits",
+        at_least=0.0,
     )
     noise: str = _key(
         "gaussian",
-        "for methods that add noise to the finished upload: as they do, or discrete on the encoded integers",
+        "for methods that add noise to the finished upload: gaussian, or discrete on the encoded integers",
         ("gaussian", "discrete"),
     )
     threshold: int = _key(0, "clients of a cohort needed to unmask a sum; 0: the smallest safe number", at_least=0)
@@ -287,10 +296,10 @@ class SecaggSpec:
 class FederationSpec:
     """Rules of a real federation."""
 
-    min_clients: int = _key(2, "a round with fewer answers is aborted", at_least=1)
+    min_clients: int = _key(2, "fewest answers with which a round counts", at_least=1)
     refused: str = _key(
         "abort",
-        "if an update of a method without noise is not finite: end the run, or go on without it",
+        "if an update of a method without noise is not finite: end the run, or continue without it",
         ("abort", "continue"),
     )
     round_timeout: float = _key(600.0, "seconds a round may take", above=0.0)
@@ -437,6 +446,8 @@ class Spec:
         if isinstance(source, Mapping):
             return cls().with_values(_flatten(source), reset_options=True)
         path = Path(source)
+        if path.suffix.lower() in _TABLES:
+            raise SpecError(f"{str(path)!r} is a table; give a spec whose data.path is this file")
         if path.suffix == ".toml" or path.is_file():
             if not path.is_file():
                 raise SpecError(f"no spec file {str(path)!r}; `dither presets` lists what can be run by name")
@@ -445,7 +456,7 @@ class Spec:
             except UnicodeDecodeError:
                 raise SpecError(f"{str(path)!r} is not a text file in UTF-8") from None
             return cls.from_toml(text, where=str(path))
-        if path.suffix and str(source) not in preset_names():
+        if (path.suffix or "/" in str(source)) and str(source) not in preset_names():
             beside = [each.name for each in path.parent.glob("*.toml")] if path.parent.is_dir() else []
             hint = did_you_mean(path.name, beside) if beside else "; give a preset or a file that ends in .toml"
             raise SpecError(f"no spec file {str(source)!r}{hint}")
@@ -453,19 +464,21 @@ class Spec:
 
     @staticmethod
     def given(source: Spec | str | Path | Mapping[str, Any]) -> dict[str, Any] | None:
-        """The values that a mapping or a TOML file gives, by dotted key; of a path of records (a table, or a
-        folder or pattern of tables) that path. None for a `Spec` and for a preset, which are complete."""
+        """The values that a mapping or a TOML file gives, by dotted key. For a path of records (a table, or a
+        folder or pattern of tables), that path. None for a `Spec` and for a preset, which are complete."""
         if isinstance(source, Mapping):
             return _flatten(source)
         if isinstance(source, Spec) or str(source) in preset_names():
             return None
         path = Path(source).expanduser()
-        if path.suffix.lower() in (".csv", ".tsv", ".parquet", ".npz") or path.is_dir() or "*" in str(source):
+        if path.suffix.lower() in _TABLES or path.is_dir() or "*" in str(source):
             return {"data.path": str(source)}
+        if not path.is_file():
+            return None  # `from_any` says what is wrong
         try:
             return _flatten(tomllib.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError):
-            return None  # `from_any` says what is wrong
+            return None
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, complete."""
@@ -497,8 +510,8 @@ class Spec:
         return hashlib.sha256(text).hexdigest()
 
     def fingerprint(self) -> str:
-        """SHA-256 of what differs from the defaults: unlike `digest` the same in later versions that know more
-        keys, and so a name for results that are kept. A change of a default's meaning must change such names."""
+        """SHA-256 of what differs from the defaults. Unlike `digest`, it stays the same in later versions with
+        more keys, so it can name stored results. A change of a default's meaning must change such names."""
 
         def values(spec: Spec) -> dict[str, Any]:  # "auto" is younger than some names: what it comes to counts
             resolved = {"privacy.adjacency": spec.adjacency, "privacy.colluders": spec.colluders}
@@ -529,7 +542,8 @@ class Spec:
             elif key == "model.name" and not isinstance(value, str):
                 sections.setdefault(head, {})[rest] = code.register_model(value)
             elif key not in _KEYS:
-                raise SpecError(f"unknown key {key!r}{did_you_mean(key, all_keys())}")
+                near = did_you_mean(_ELSEWHERE.get(key, key), all_keys(), "`dither keys` lists them all")
+                raise SpecError(f"unknown key {key!r}{near}")
             elif rest:
                 sections.setdefault(head, {})[rest] = _convert(key, value, _TYPES[key])
             else:
@@ -561,13 +575,22 @@ _KEYS: dict[str, Option] = {key: option for key, (option, _) in _keys().items()}
 _TYPES: dict[str, Any] = {key: kind for key, (_, kind) in _keys().items()}
 
 
+_ELSEWHERE = {  # how other systems call a key
+    **dict.fromkeys(("lr", "learning_rate"), "client_lr"),
+    **dict.fromkeys(("data", "dataset"), "data.name"),
+    "model": "model.name",
+    "epochs": "num_rounds",
+    "clip": "privacy.clip_norm",
+}
+
+
 def all_keys() -> list[str]:
     """Every key that TOML and --set understand, dotted (without a method's own options)."""
     return list(_KEYS)
 
 
 def describe_keys(name: str | None = None) -> list[tuple[str, Any, str]]:
-    """(key, default, what it means) of every key, and of a method's own options where one is named."""
+    """(key, default, meaning) of every key, and of the options of `method` if one is given."""
     options = dict(_KEYS)
     if name is not None:
         options |= {f"method_options.{key}": option for key, option in declared(name).options.items()}
@@ -575,7 +598,7 @@ def describe_keys(name: str | None = None) -> list[tuple[str, Any, str]]:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """`key=value` of --set: the value is read as TOML, and as a plain string where it is not."""
+    """`key=value` of --set. The value is read as TOML, or as a plain string if it is not valid TOML."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise SpecError(f"--set {text!r} is not of the form key=value")
@@ -668,7 +691,7 @@ def _method_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-_LEAST_CLIP = 1e-12
+_LEAST_CLIP = 1e-6  # beside it the squares that float32 loses do not count (docs/privacy.md, Totality)
 
 
 def _check_model(model: ModelSpec) -> None:
@@ -703,7 +726,7 @@ def _check_together(spec: Spec) -> None:
     for name, value in {"privacy.clip_norm": spec.privacy.clip_norm, **clips}.items():
         if 0 < value < _LEAST_CLIP:
             raise SpecError(
-                f"{name}={value:g} is below {_LEAST_CLIP:g}: float32 loses the squares of such numbers"
+                f"{name}={value:g} is below {_LEAST_CLIP:g}: float32 loses the squares of such numbers; raise it"
             )
     scales = len(spec.privacy.noise_scale)
     if scales and spec.num_clients and scales != spec.num_clients:

@@ -145,7 +145,7 @@ def _noise(experiment: Experiment, completed: int) -> dict[str, Any]:
 
 
 def _clients(experiment: Experiment, completed: int) -> dict[str, Any] | None:
-    """Each client's own proven ε, from the rounds it took part in; None where there are too many to compute."""
+    """Each client's own proven ε, from the rounds it took part in; None if there are too many to compute."""
     if sum(len(cohort) for cohort in experiment.cohorts[:completed]) > _MAX_PARTICIPATIONS:
         return None
     accountant, privacy = experiment.accountant(), experiment.spec.privacy

@@ -63,7 +63,7 @@ class RunIndex:
         return f"{self._epoch}-{self._look}"
 
     def since(self, position: str) -> tuple[str, Changes | None]:
-        """The position now and what changed after another one; None where that one is of another index (the
+        """The position now and what changed after another one; None if that one is of another index (the
         program was started again): then everything may have changed."""
         epoch, _, look = position.partition("-")
         with self._lock:
@@ -173,7 +173,7 @@ class LedgerReader:
         self._lock = threading.Lock()
 
     def left(self, charge: LedgerCharge | None) -> dict[str, Any] | None:
-        """The budget of the data set that a run was charged to; None where there is no such budget."""
+        """The budget of the data set that a run was charged to; None if there is no such budget."""
         if self.path is None or charge is None or not self.path.is_file():
             return None
         try:

@@ -121,7 +121,8 @@ def check_computable(folder: SafeFolder, run: str, *, epsilon: bool) -> None:
         raise PageRefusal(files.problem)
     if "versions" in read_json(folder, run, "provenance.json") or (files.report and files.report.federation):
         raise PageRefusal(
-            "a real federation made this run: its spec does not say how many records each party held, nor who was "
+            "this run was made by a real federation: its spec does not say how many records each party held, "
+            "nor who was "
             "missing; the proven ε of its summary counts both"
         )
     begun = read_json(folder, run, "digests.json").get("begun") or ()

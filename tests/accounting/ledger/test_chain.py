@@ -454,5 +454,5 @@ def test_an_entry_of_a_kind_that_is_not_known_is_refused(path):
     ledger = Ledger(path)
     with ledger._current(write=True) as connection:
         ledger._store.append(connection, "gift", "data", "", "{}")
-    with pytest.raises(LedgerError, match="'gift' entry, written by a newer Dither"):
+    with pytest.raises(LedgerError, match="'gift' entry, written by a newer version"):
         Ledger(path)

@@ -210,7 +210,7 @@ def test_runs_that_did_not_register_are_labelled(ledger):
     ledger.charge("one", "data", all_of(["ann"], poisson(2.0), 5), rounds=(0, 5))
     assert spent(ledger).not_covered == "", "one run needs no filter"
     planned(ledger, "two", poisson(2.0), 5, 5)
-    assert "how long they are (R10)" in spent(ledger).not_covered
+    assert "did not register their length before the first charge (R10)" in spent(ledger).not_covered
     for run in ("one", "two"):
         ledger.charge(run, "data", all_of(["bob"], gaussian(), 5), rounds=(5, 10))
     assert spent(ledger, "bob").not_covered == "", "Gaussian releases need no plan"

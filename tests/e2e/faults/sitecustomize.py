@@ -9,6 +9,7 @@ says which have happened. With DITHER_TEST_TAPS=FOLDER processes write down what
 
 import importlib.abc
 import importlib.util
+import itertools
 import json
 import os
 import pickle
@@ -146,9 +147,16 @@ def _faults(folder):
 
 
 def _taps(folder):
+    numbers = itertools.count()  # several threads may keep things at once
+
     def keep(what, content):
-        number = len(list(folder.glob(f"{what}-*")))
-        (folder / f"{what}-{os.getpid()}-{number}").write_bytes(content)
+        (folder / f"{what}-{os.getpid()}-{next(numbers)}").write_bytes(content)
+
+    def frame(arguments):
+        """What a process of NVIDIA FLARE has taken out of TLS: its server's (which hands it on), or its job's."""
+        program = Path(sys.argv[0])
+        if program.parent.name == "server":
+            keep({"server_train": "gate", "runner_process": "job"}[program.stem], bytes(arguments[1]))
 
     def passed_on(arguments):
         """What the gate has taken out of TLS and hands on to the SuperLink."""
@@ -170,14 +178,21 @@ def _taps(folder):
             stream.tapped = True
             httpx.AsyncClient.stream = stream
 
+    def answers(found):
+        for _, body in found:
+            if body is not None:
+                keep("coordinator", body)
+
     return [
         ("dither.federation.flower.superlink", "Gate.__enter__", "before", passed_on),
         (
             "dither.federation.flower.apps",
             "GridTransport.pull",
             "result",
-            lambda found: [keep("coordinator", body) for _, body in found if body is not None],
+            answers,
         ),
+        ("nvflare.fuel.f3.connection", "Connection.process_frame", "before", frame),
+        ("dither.federation.nvflare.apps", "AuxTransport.pull", "result", answers),
         (_SESSION, "ServerSession.open", "result", lambda words: keep("sum", pickle.dumps(words))),
         (
             "dither.federation.state",

@@ -145,9 +145,7 @@ class Book:
                 self._registered.add((row.dataset, row.run))
             self._charged.add(_identity(row.dataset, row.run, row.content))
         elif row.kind != entries.GENESIS:
-            raise LedgerError(
-                f"the ledger holds a {row.kind!r} entry, written by a newer Dither; upgrade this one"
-            )
+            raise LedgerError(f"the ledger holds a {row.kind!r} entry, written by a newer version; upgrade Dither")
 
     # Data sets
 
@@ -186,7 +184,7 @@ class Book:
         return sorted(((share, root) for root, share in found.items()), reverse=True)
 
     def check_same(self, one: str, other: str) -> None:
-        """ConfigError where two data sets have budgets of which neither is the stricter one."""
+        """ConfigError if two data sets have budgets of which neither is the stricter one."""
         mine, theirs = (
             {client: b for (owner, client), b in self.budgets.items() if owner == self.root(each)}
             for each in (one, other)
@@ -197,7 +195,7 @@ class Book:
         if self.root(one) != self.root(other) and mine and theirs and apart:
             raise ConfigError(
                 f"{self.called(one)} and {self.called(other)} have budgets that cannot be compared: give both the "
-                "same δ, view and neighbours, for the same clients, before they become one"
+                "same δ, view and neighbours, for the same clients, before you join them"
             )
 
     def _learn(self, dataset: str, about: About) -> None:
@@ -355,14 +353,14 @@ class Book:
         blocks = self._blocks(account, terms)
         gaussian = all(self._is_gaussian(block, terms) for block in blocks)
         if len(account.owners) > len(set(account.owners)) and not gaussian:
-            return "rounds that were made again with fresh noise because of an earlier result, not of a kill (R10)"
+            return "rounds that were repeated with fresh noise because of an earlier result, not a kill (R10)"
         if len(blocks) < 2:
             return ""
         if self.root(dataset) in self._late:
             return "a budget that was set or raised, or data sets that were joined, after the first run (R10)"
         unregistered = set(account.owners) - account.plans.keys()
         if unregistered and not gaussian:
-            return "sampled runs that were charged without saying beforehand how long they are (R10)"
+            return "sampled runs that did not register their length before the first charge (R10)"
         return ""
 
     def _filtered(self, account: Account, blocks: list[_Together], terms: Budget) -> float:
@@ -565,7 +563,7 @@ def _coarsest(conditions: Sequence[Conditions]) -> Lattice | None:
 
 
 def _most(values: Iterable[_Number | None]) -> _Number | None:
-    """The largest, or None where one is unknown."""
+    """The largest, or None if one is unknown."""
     known = []
     for value in values:
         if value is None:

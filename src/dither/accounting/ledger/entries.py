@@ -293,9 +293,7 @@ def _decode_conditions(fields: dict[str, Any]) -> Conditions:
     fields = {name: value for name, value in fields.items() if name not in _ONE_RATE}
     unknown = [name for name in fields if name not in Conditions._fields]
     if unknown:
-        raise LedgerError(
-            f"the ledger holds the field {unknown[0]!r}, written by a newer Dither; upgrade this one"
-        )
+        raise LedgerError(f"the ledger holds the field {unknown[0]!r}, written by a newer version; upgrade Dither")
     if "participation" in fields:
         fields = {**fields, "participation": Participation(*fields["participation"])}
     if "not_covered" in fields:
@@ -336,7 +334,7 @@ def decode_about(content: str) -> About:
     unknown = [name for name in fields if name not in About._fields]
     if unknown:
         raise LedgerError(
-            f"the ledger describes data by {unknown[0]!r}, written by a newer Dither; upgrade this one"
+            f"the ledger describes data by {unknown[0]!r}, written by a newer version; upgrade Dither"
         )
     sketch = Sketch.decode(fields["sketch"]) if "sketch" in fields else None
     lists = {name: tuple(fields.get(name, ())) for name in ("same", "other", "besides")}

@@ -28,10 +28,10 @@ _HEX = re.compile("[0-9a-f]{8,}")
 class Ledger:
     """What was spent on which data; see the package's docstring for what it protects against.
 
-    `path` is created when missing, with its secret key beside it (`<path>.key`, mode 0600). `anchor` names one
-    or several files outside of it, which remember the newest entry: they are checked when the ledger is opened and
+    `path` is created if it is missing, with its secret key beside it (`<path>.key`, mode 0600). `anchor` names one
+    or several files elsewhere that remember the newest entry. They are checked when the ledger is opened and
     before every charge, and written after it. One more is kept in the user's state folder (`store`), unless
-    `anchored` is False. Opening checks the whole chain. Safe for threads and forks.
+    `anchored` is False. Opening checks the whole chain. The ledger is safe for threads and forks.
     """
 
     def __init__(
@@ -87,17 +87,17 @@ class Ledger:
         name: str = "",
         new_ledger: bool = False,
     ) -> None:
-        """Say which records a data set holds, before it is charged: `rows()` are theirs (`dither.data.hashing`),
-        asked for once. With the `name` of a known data set both are charged together from then on; with another
-        name this one is called so.
+        """Say which records a data set holds, before it is charged: `rows()` returns their hashes
+        (`dither.data.hashing`) and is called once. With the `name` of a known data set, both are charged together
+        from then on. Any other name becomes the name of this data set.
 
-        `DataError` where they share records with a data set that is not named, or, unless `new_ledger` says that
-        this is meant, with one that another ledger of this user knows.
+        Raises `DataError` if the records overlap with a data set that is not named, or with one that another
+        ledger of this user knows, unless `new_ledger` confirms the latter.
         """
         if not name.isprintable() or len(name) > 64:
             raise ConfigError(f"data.id={name!r} must be at most 64 printable letters")
         if _HEX.fullmatch(name) and self.find(name) is None:
-            raise ConfigError(f"data.id={name!r}: no data set of {self.path} has an id that begins so")
+            raise ConfigError(f"data.id={name!r}: no data set of {self.path} has an id that begins with it")
         with self._lock:
             self._catch_up()
             target = self._book.find(name) if name else None
@@ -171,9 +171,9 @@ class Ledger:
     ) -> str:
         """A budget for one client, or for every client of the data set that has none of its own.
 
-        None removes it (a client then falls back to the data set's). A budget below what is spent already is
-        allowed: nothing more is. One that allows more than before, in whatever term, needs `raising`. The change
-        is an entry of the chain, with the budget that bound before; returns the new head.
+        None removes it (a client then falls back to the data set's). A budget below what is already spent is
+        allowed; nothing more can then be spent. A budget that allows more than before, in any term, needs
+        `raising`. The change is an entry of the chain, with the previous budget. Returns the new head.
         """
         with self._lock:
             with self._current(write=True) as connection:
@@ -211,23 +211,23 @@ class Ledger:
     ) -> str:
         """Record what rounds [start, stop) of a run will reveal, all of it or nothing; returns the new head.
 
-        Call it before anything leaves. `BudgetExhausted` names the first client that cannot pay, and nothing
-        is charged. When it returns, the charge is on the disk; if it raises `LedgerError`, treat it as not
-        charged and release nothing (it may have been, which over-counts).
+        Call it before anything leaves. `BudgetExhausted` names the first client that cannot pay; nothing
+        is charged then. When the call returns, the charge is on disk. If it raises `LedgerError`, assume that
+        nothing was charged and release nothing (it may have been charged, which over-counts).
 
-        `run` must be unique to the run. Charging the same rounds again counts again, as a run that is resumed
+        `run` must be unique to the run. Charging the same rounds again counts again, because a run that is resumed
         with fresh randomness reveals more. With `replay`, an identical earlier charge (same run, data set,
-        rounds, clients, releases and conditions) stands for this one. That is sound only if all randomness of
-        these rounds (cohorts, batches, noise) is seeded and the inputs are the same, so that the very same bits
+        rounds, clients, releases and conditions) covers this one. This is sound only if all randomness of
+        these rounds (cohorts, batches, noise) is seeded and the inputs are the same: the very same bits then
         leave twice, which reveals nothing new. With noise from the operating system, or after any change of
-        code, data, device or settings that moves one bit, an adversary averages two releases: leave it off.
+        code, data, device or settings that changes one bit, an adversary can average two releases: leave it off.
 
-        `plan()` is what the whole run will reveal at most, these rounds included. It is asked for and recorded
-        with the first charge of the run, before its first output: the filter over runs (`ledger.filter`) counts
-        on it. Without it, ε of several sampled runs is labelled as not covered (`Spent.not_covered`).
+        `plan()` is the most that the whole run will reveal, including these rounds. It is called and recorded
+        with the first charge of the run, before its first output; the filter over runs (`ledger.filter`) relies
+        on it. Without it, the ε of several sampled runs is labelled as not covered (`Spent.not_covered`).
 
-        Charges that count what the run was charged before are right `on_top_of` those stretches alone (`charged`).
-        Where another process has charged the run since, nothing is charged and "" is returned.
+        A charge that was computed from earlier charges of the run is right only `on_top_of` exactly those
+        stretches (`charged`). If another process has charged the run since, nothing is charged and "" is returned.
         """
         conditions = _checked(conditions)
         start, stop = rounds
@@ -273,9 +273,9 @@ class Ledger:
     ) -> int:
         """The largest n up to `most` such that `charge` would accept the first n coming rounds of a run.
 
-        `charges(n)` is what they reveal together, `start` the number of the first. Nothing is reserved: `charge`
-        checks again. What was found affordable is remembered, so that charging these rounds afterwards, in any
-        chunks, needs no accounting.
+        `charges(n)` is what they reveal together, and `start` the number of the first. Nothing is reserved:
+        `charge` checks again. The answer is remembered, so charging these rounds afterwards, in any chunks,
+        needs no accounting.
         """
         conditions = _checked(conditions)
         low, high, middle = 0, most, most
@@ -343,8 +343,8 @@ class Ledger:
             return sorted(book.accounts.keys() | {dataset for dataset, _ in book.budgets})
 
     def history(self, dataset: str | None = None) -> list[Entry]:
-        """All charges, changes of budgets and what was said of data, oldest first, of one data set or of all;
-        checks the chain."""
+        """All charges, changes of budgets and declarations about data, oldest first, for one data set or all.
+        Checks the chain."""
         with self._reading() as book:
             root = book.root
             with self._store.transaction(write=False) as connection:
@@ -364,8 +364,8 @@ class Ledger:
             return self._head()
 
     def verify(self, anchors: Iterable[Path | str] = ()) -> None:
-        """LedgerError unless the file is sound, every link of the chain fits, and the chain passes through the
-        ledger's own anchors and the given ones (files, or heads as `head` returns them)."""
+        """Raises LedgerError unless the file is intact, every link of the chain fits, and the chain passes through
+        the ledger's own anchors and the given ones (files, or heads as `head` returns them)."""
         seen = [*self._store.own_anchors(), *(read_anchor(anchor) for anchor in anchors)]  # before the snapshot
         with self._lock, self._store.transaction(write=False) as connection:
             self._store.check_integrity(connection)

@@ -214,16 +214,18 @@ def plan(
     bound (mode "theory") or the accuracy or loss on public records ("empirical") is best at a proven (ε, δ).
     "auto" uses the bound unless it is vacuous, and measures otherwise.
 
-    what             the name of a method or preset, a TOML file or a `Spec`; `values` are dotted keys on top
-    records          number of private training records; counted where they are a share of `proxy`
-    dim              parameters of a logistic model, where there is no proxy
-    proxy            a public data set: a name of the catalogue, or a file
-    public_fraction  share of the proxy's training records that is public; the plan is then for the others
-    grid             values to try, by key; a key among `values` is fixed
-    constants        known constants of the loss, by name (see `ProblemConstants`)
-    anyway           plan even if the noise hides all signal
-    extras           also measure other budgets (the ε-accuracy frontier) and the time of the chosen run
-    keep             a folder for measured runs until the plan is complete, so that interrupted plans continue
+    Args:
+        what: The name of a method or preset, a TOML file or a `Spec`.
+        values: Dotted keys that are set on top of it. A key given here is fixed.
+        records: The number of private training records; counted if they are a share of `proxy`.
+        dim: The number of parameters of a logistic model, if there is no proxy.
+        proxy: A public data set: a name of the catalogue, or a file.
+        public_fraction: The share of the proxy's training records that is public; the plan is for the others.
+        grid: Values to try, by key.
+        constants: Known constants of the loss, by name (see `ProblemConstants`).
+        anyway: Plan even if the noise hides all signal.
+        extras: Also measure other budgets (the ε-accuracy frontier) and the time of the chosen run.
+        keep: A folder for measured runs until the plan is complete, so that interrupted plans continue.
     """
     if mode not in MODES:
         raise SpecError(f"mode={mode!r} is not one of {', '.join(map(repr, MODES))}")
@@ -388,7 +390,7 @@ class _Planner:
     def candidates(
         self, given: Mapping[str, tuple[Any, ...]], effort: str, more: Sequence[Point] = ()
     ) -> list[Candidate]:
-        """Points with their noise. Refuses where none has a proof, or where noise drowns the signal at all."""
+        """Points with their noise. Refuses if none has a proof, or if noise hides the signal at all of them."""
         base = self.base
         grid = space.points(base, space.search_space(base, self.smallest, given, effort=effort), self.smallest)
         self.trainer.say(f"the accountant sets the noise of {len(grid)} points")

@@ -56,17 +56,17 @@ def sweep(
         result.table()            # one row per setting: accuracy with its standard error, claimed and proven ε
         result[0].metrics         # the evaluations of the first run: the result is a sequence of outcomes
 
-    `what` is the name of a preset, a TOML file, a mapping or a `Spec`; or a list of specs instead of `vary`.
-    `values` are set on top of it for all runs. Runs that differ in seed, noise, rates or clip share a program and
-    train side by side. `max_memory` ("4GB", or bytes) limits the estimated memory of a batch, including the
-    records. A single run is trained whatever it takes.
+    `what` is the name of a preset, a TOML file, a mapping or a `Spec`, or a list of specs instead of `vary`.
+    `values` are set on top of it for all runs. Runs that differ only in seed, noise, rates or clip share a
+    program and train in parallel. `max_memory` ("4GB", or bytes) limits the estimated memory of a batch,
+    including the records. A single run is always trained, whatever memory it needs.
 
     With `out`, each finished batch is saved at once, and the same call continues an interrupted sweep to the same
     bits. In the end the folder holds runs.csv, curves.csv, plot.png and sweep.json. `prove=False` omits the proven
     ε; so does a list of specs without `out`, by default.
 
     On your own records each run is charged to the ledger (the default one, or `ledger`) before it begins, and kept
-    as a run folder in `out`/runs; only records that are declared public (data.public) train side by side.
+    as a run folder in `out`/runs; only runs on records that are declared public (data.public) train in parallel.
 
     With several processes (`simulation.distributed`), each calls this. The specs of process 0 count. Process 0
     alone writes and returns; the others exit when the batches are trained.
@@ -423,7 +423,7 @@ def differing(specs: Sequence[Spec]) -> list[str]:
 
 
 def _check_private(specs: Sequence[Spec], folder: str | Path | None) -> None:
-    """`SpecError` where the runs of a sweep over private records could not be compared, or not be kept."""
+    """`SpecError` if the runs of a sweep over private records could not be compared, or not be kept."""
     path = specs[0].data.title
     if distributed.count() > 1:
         raise SpecError(f"{path!r} holds private records, whose runs {distributed.count()} processes cannot share")
