@@ -714,7 +714,7 @@ def _check_model(model: ModelSpec) -> None:
 def _check_together(spec: Spec) -> None:
     _check_model(spec.model)
     if 0 < spec.num_clients < spec.cohort_size:
-        raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={spec.num_clients}")
+        raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={spec.num_clients}; lower it")
     if spec.num_clients == 0 and spec.data.partition not in ("column", "files", "iid" if spec.data.path else ""):
         raise SpecError(
             "num_clients=0 is for data.partition='column' or 'files'; give the number of clients for "
@@ -730,7 +730,10 @@ def _check_together(spec: Spec) -> None:
             )
     scales = len(spec.privacy.noise_scale)
     if scales and spec.num_clients and scales != spec.num_clients:
-        raise SpecError(f"privacy.noise_scale has {scales} entries for num_clients={spec.num_clients}")
+        raise SpecError(
+            f"privacy.noise_scale has {scales} entries for num_clients={spec.num_clients}; give "
+            f"one for each client"
+        )
     if spec.privacy.epsilons:
         _check_epsilons(spec.privacy, spec.num_clients)
     if spec.privacy.clip_quantile and (spec.local_steps > 1 or spec.privacy.clip != "example"):
@@ -740,7 +743,8 @@ def _check_together(spec: Spec) -> None:
         )
     if spec.privacy.noise_decay_start > spec.num_rounds:
         raise SpecError(
-            f"privacy.noise_decay_start={spec.privacy.noise_decay_start} exceeds num_rounds={spec.num_rounds}"
+            f"privacy.noise_decay_start={spec.privacy.noise_decay_start} exceeds num_rounds={spec.num_rounds}; "
+            f"lower it"
         )
     if spec.privacy.noise == "given" and spec.privacy.noise_std == 0:
         raise SpecError("privacy.noise='given' needs privacy.noise_std above 0; for no noise use 'none'")
@@ -790,7 +794,9 @@ def _check_data(spec: Spec) -> None:
 def _check_epsilons(privacy: PrivacySpec, num_clients: int) -> None:
     targets, most = privacy.epsilons, privacy.epsilon
     if num_clients and len(targets) != num_clients:
-        raise SpecError(f"privacy.epsilons has {len(targets)} entries for num_clients={num_clients}")
+        raise SpecError(
+            f"privacy.epsilons has {len(targets)} entries for num_clients={num_clients}; give one for each client"
+        )
     if math.isinf(most) or max(targets) > most:
         raise SpecError(
             f"privacy.epsilons has {max(targets):g}, but no client may exceed privacy.epsilon={most:g}, which is "
