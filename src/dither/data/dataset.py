@@ -275,7 +275,8 @@ def public_part(dataset: Dataset, part: str, fraction: float) -> Dataset:
     count = round(fraction * total)
     if not 0 < count < total:
         raise DataError(
-            f"public_fraction={fraction:g} of {total:,} training records leaves one of the parts empty"
+            f"public_fraction={fraction:g} of {total:,} training records leaves one of the parts empty; choose "
+            f"another share"
         )
     is_public = np.zeros(total, dtype=bool)
     is_public[stream(0, "public part").permutation(total)[:count]] = True

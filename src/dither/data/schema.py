@@ -525,7 +525,9 @@ def _privacy_from_dict(content: Any) -> SchemaPrivacy:
     _check_keys("[privacy]", content, ("epsilon", "delta"), ("charge",))
     epsilon, delta = (_number(f"{key} of [privacy]", content[key]) for key in ("epsilon", "delta"))
     if epsilon <= 0 or not 0 < delta < 1:
-        raise DataError(f"[privacy] has epsilon={epsilon:g} and delta={delta:g}; ε > 0 and 0 < δ < 1 are possible")
+        raise DataError(
+            f"[privacy] has epsilon={epsilon:g} and delta={delta:g}; they must satisfy ε > 0 and 0 < δ < 1"
+        )
     return SchemaPrivacy(epsilon, delta, str(content.get("charge", "")))
 
 

@@ -69,7 +69,7 @@ def prepare(
     """The spec's method (or `chosen`, where it was read before), made ready for clients of those sizes."""
     num_clients = len(client_sizes)
     if spec.cohort_size > num_clients:
-        raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={num_clients}")
+        raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={num_clients}; lower it")
     plan = PrivacyPlan(
         **{name: getattr(spec, name) for name in _OF_SPEC},
         **{name: getattr(spec.privacy, name) for name in _OF_PRIVACY},

@@ -115,7 +115,9 @@ def participations(plan: PrivacyPlan, cohorts: np.ndarray | None) -> float:
 def _exact_batch(plan: PrivacyPlan) -> int:
     smallest = int(plan.client_sizes.min())
     if plan.local_steps > smallest:
-        raise SpecError(f"exact_epochs: local_steps={plan.local_steps} exceeds the {smallest} records of a client")
+        raise SpecError(
+            f"exact_epochs: local_steps={plan.local_steps} exceeds the {smallest} records of a client; lower it"
+        )
     return smallest // plan.local_steps
 
 

@@ -397,18 +397,21 @@ class Book:
                 self._rows.clear()
             items = self._items(together, ideal=ideal)
             self._rows[key] = proven(
-                items, terms.delta, together.conditions, view=terms.view, adjacency=terms.adjacency
+                items,
+                terms.delta,
+                together.conditions,
+                view=_view(together.conditions, terms),
+                adjacency=terms.adjacency,
             )
         return self._rows[key]
 
     def _cover(self, block: _Together, terms: Budget, tail: float) -> float:
-        key = (block.conditions, tuple(sorted(block.counts.items())), tail, terms.view, terms.adjacency)
+        view = _view(block.conditions, terms)
+        key = (block.conditions, tuple(sorted(block.counts.items())), tail, view, terms.adjacency)
         if key not in self._values:
             if len(self._values) >= _CACHED:
                 self._values.clear()
-            self._values[key] = filter.cover(
-                self._items(block), block.conditions, tail, terms.view, terms.adjacency
-            )
+            self._values[key] = filter.cover(self._items(block), block.conditions, tail, view, terms.adjacency)
         return self._values[key]
 
     def _items(self, together: _Together, *, ideal: bool = True) -> list[tuple[tuple[Release, ...], int]]:
@@ -527,7 +530,7 @@ def weakest(conditions: Sequence[Conditions], *, one_run: bool) -> Conditions:
     if one_run and all(f == conditions[0] for f in conditions):
         return conditions[0]
     exposures = max(f.exposures for f in conditions) if one_run else sum(f.exposures for f in conditions)
-    epochs = Conditions(counts_shown=_counts_shown(conditions))
+    epochs = Conditions(counts_shown=_counts_shown(conditions), encoded=all(f.encoded for f in conditions))
     if one_run:
         epochs = epochs._replace(
             own_epochs=all(f.own_epochs for f in conditions), num_rounds=_most(f.num_rounds for f in conditions)
@@ -574,7 +577,12 @@ def _most(values: Iterable[_Number | None]) -> _Number | None:
 
 def _normal(conditions: Conditions) -> Conditions:
     """Participation as it happened and nothing assumed: the ledger knows what ran, and proves."""
-    return conditions._replace(participation=REALISED, assume=False, unit="run", not_covered=(), encoded=False)
+    return conditions._replace(participation=REALISED, assume=False, unit="run", not_covered=())
+
+
+def _view(conditions: Conditions, terms: Budget) -> str:
+    """What the adversary of a budget has seen: single uploads, not sums, of runs that summed in the open."""
+    return "upload" if terms.view == "sum" and not conditions.encoded else terms.view
 
 
 def _identity(dataset: str, run: str, content: str) -> tuple[str, str, bytes]:
