@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 MAX_CATEGORIES = 64  # a column of names must not become a million features
 MAX_CLASSES = 1000
-DROPPED = "is left out at your request"
+DROPPED = "was dropped on request"
 _COVERED = 0.8  # share of the rows that the listed categories must cover
 _FEW = 100  # rows below which nothing is said about a column but that it is empty or constant
 _RARE = 10  # rows below which a category of a large table is left to "(other)"
