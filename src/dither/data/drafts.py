@@ -78,9 +78,9 @@ def draft(
     keep: Collection[str] = (),
     task: str = "auto",
 ) -> Draft:
-    """Draft a schema for a file, for several, or for a table in memory. Columns that are no features (ids, dates,
-    free text, constants, copies of the label, categories of too many levels) are left out, unless they are in
-    `keep`; so is each in `drop`."""
+    """Draft a schema for a file, for several, or for a table in memory. Columns that cannot be features (ids,
+    dates, free text, constants, copies of the label, categories with too many levels) are left out unless they
+    are in `keep`; so are those in `drop`."""
     frame, name = _read(table, name)
     present = [str(column) for column in frame.columns]
     for column in (label, *drop, *keep):
