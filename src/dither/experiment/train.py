@@ -53,7 +53,7 @@ _WAYS = {"no": "in memory", "yes": "streamed from the disk"}  # data.stream, and
 
 
 class RunOptions(NamedTuple):
-    """The keywords of `run`: where a run is written, what it is charged to, and who is told about it."""
+    """The keywords of `run`: where a run is written, what it is charged to, and its callbacks."""
 
     out: str | Path | None = None
     resume: str | Path | None = None
@@ -243,7 +243,7 @@ def spending(
 
 
 def check_public(experiment: Experiment) -> None:
-    """`SpecError` where training records that are declared public were charged before."""
+    """`SpecError` if training records that are declared public were charged before."""
     spec, dataset = experiment.spec.data, experiment.dataset
     files: list[tuple[str, np.ndarray | None]] = [(spec.path, dataset.record_hashes)]
     if dataset.sources:
@@ -328,7 +328,7 @@ def train(
 def _resumed(
     state: engine.State, simulation: engine.Simulation, recorder: _Recorder | None
 ) -> tuple[engine.State, int]:
-    """The state to go on from, in every process, and the rounds that are done."""
+    """The state to continue from, in every process, and the rounds that are done."""
     done = 0
     if recorder is not None:
         state, done = recorder.restored(state)
@@ -572,7 +572,7 @@ def broadcast_state(state: engine.State, simulation: engine.Simulation) -> engin
 
 def without_noise(experiment: Experiment, compiled_rounds: engine.Simulation | None = None) -> float:
     """Test accuracy (or R²) of the same run with its noise set to 0: what the noise costs. `compiled_rounds` are
-    those of the run itself, used again where nothing but the noise differs."""
+    those of the run itself, used again if only the noise differs."""
     prepared, spec = experiment.prepared, experiment.spec
     hyper = {
         name: (np.zeros_like(np.asarray(value)) if name in prepared.plan.noise_names else np.asarray(value))[None]

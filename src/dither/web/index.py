@@ -321,7 +321,7 @@ def _proven(epsilon: Epsilon) -> Row | None:
 
 
 def _attacked(rows: list[Row], privacy: Mapping[str, Any]) -> Row | None:
-    """The largest attacked ε, of the spec's view where that was attacked."""
+    """The largest attacked ε, of the spec's view if that was attacked."""
     rows = [row for row in rows if row.get("view") == privacy.get("view")] or rows
     values = [(number(section(row, "attacked").get("value")), row) for row in rows]
     attacked = [(value, row) for value, row in values if value is not None]

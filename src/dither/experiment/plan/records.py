@@ -209,10 +209,10 @@ def synthetic_data(num_records: int, num_features: int, *, num_classes: int = 2,
 
 
 def proxy_data(dataset: Dataset, num_records: int, source: str) -> PlanningData:
-    """A public data set in the place of `num_records` private records.
+    """A public data set instead of `num_records` private records.
 
     A fifth of its training records is kept for scoring. The rest is sampled to exactly the private number (with
-    repeats only where it is too small), so that rates, noise and steps are those of the real run. Its own test
+    repeats only if it is too small), so rates, noise and steps are those of the real run. Its own test
     records are not used.
     """
     total = len(dataset.y_train)
