@@ -44,6 +44,7 @@ NOT_RUN = {
     "python tools/pages.py": "rewrites docs/gallery.md",
     "python tools/pack_results.py": "needs the report of hours of runs",
     "python tools/fill_reproduction.py": "rewrites docs/reproduction.md",
+    "python tools/compare_reports.py": "tests/reproduction/test_writeup.py",
     "python tools/audit_pictures.py docs/images": "rewrites the pictures of docs, minutes",
     r"python -m dither.reproduction (?!.*--estimate)": "tests/reproduction/test_running.py",
     "dither reproduce (?!--list)": "tests/reproduction/test_running.py",

@@ -45,12 +45,14 @@ def test_a_plan_needs_headers_and_counts_alone(folder, monkeypatch):
 
 
 def test_classes_that_cannot_be_found_are_asked_for_before_anything_is_spent(folder, tmp_path):
-    with pytest.raises(DataError, match=r"6\d\d records of one table share it.* has 1,200: declare the classes"):
-        start.plan_project(folder, Wanted("ill"))
+    needed = r"1,\d{3} records of one table share, or 5\d\d of all if they are 0/1.* largest one 1,200: declare"
+    with pytest.raises(DataError, match=needed):
+        start.plan_project(folder, Wanted("ill"), epsilon=0.5)
     assert "classes no, yes" in start.plan_project(folder, Wanted("ill", classes=("no", "yes"))).lines()[0][1]
-    start.plan_project(folder, Wanted("age", "regression"))
-    found = start.plan_project(folder, Wanted("ill"), epsilon=6.0)
-    assert f"classes that {found.least_class} records of one table share" in found.lines()[0][1]
+    start.plan_project(folder, Wanted("age", "regression"), epsilon=0.5)
+    found = start.plan_project(folder, Wanted("ill"))
+    assert f"{found.least_class.usual} of all if they are 0/1, -1/1, 1/2, no/yes" in found.lines()[0][1]
+    assert found.least_class.usual <= 2400 / 5 < found.least_class.named  # so that other names than these are not
     declared = start.plan_project(folder, Wanted("ill", classes=("no", "yes")))
     (tmp_path / "federation.toml").write_text(start.federation_toml(declared, {}))
     assert Spec.from_any(tmp_path / "federation.toml").data.class_names == ("no", "yes")

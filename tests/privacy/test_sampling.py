@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from dither.errors import SpecError
-from dither.privacy import sampling
+from dither.privacy import noise, sampling
 from dither.types import Keys
 
 
@@ -99,6 +99,20 @@ def test_cohort_is_a_subset_and_refuses_too_many():
     assert chosen.max() < 1000
     with pytest.raises(SpecError, match="cohort_size=11 exceeds num_clients=10"):
         sampling.cohort(jax.random.key(0), 10, 11)
+
+
+# Floyd's algorithm, a sort, one client, spans beyond 16 bits, and rounds planned in several parts
+@pytest.mark.parametrize(("clients", "size"), [(16, 10), (3, 2), (300, 299), (50, 1), (80_000, 3)])
+def test_cohorts_planned_on_the_host_are_those_of_the_compiled_rounds(monkeypatch, clients, size):
+    monkeypatch.setattr(sampling, "_MARKS", 5 * clients)
+    rounds = np.array([0, 1, 2, 7, 100_000, 2**31 - 1, 3])
+    for seed in (0, 2**32 - 1):
+        stream = noise.stream(np.uint32(seed), "cohort")
+        draw = jax.vmap(
+            lambda index, stream=stream: sampling.cohort(noise.for_round(stream, index), clients, size)
+        )
+        planned = sampling.planned_cohorts(seed, rounds, clients, size)
+        np.testing.assert_array_equal(planned, draw(rounds.astype(np.int32)))
 
 
 @pytest.mark.parametrize("kind", sampling.KINDS)

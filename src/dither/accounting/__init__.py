@@ -5,10 +5,10 @@ gaussian      R1: exact Gaussian composition, conversions, the sum of discrete n
 pld           privacy loss distributions: curves, pessimistic grid, composition by FFT
 composition   from releases to loss items and ε; R2, R3: fixed-size and Poisson batches; R6: the other clients'
               noise under secure aggregation
-exact         R7: what float32 and the sampler of integer noise owe
+exact         R7: what float32 and the sampler of integer noise cost
 views         the recipe of each adversary view, and `account`: one `ProvenRow` a view
 accountant    a run's clients and rounds to the table of proven ε, and the noise for a target ε
-ledger/       what was ever released of whose data, and budgets
+ledger/       everything that was ever released about each data set, and budgets
 
 Everything is NumPy in float64.
 """

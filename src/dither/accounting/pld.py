@@ -14,9 +14,10 @@ hold the two against each other.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from scipy.linalg.lapack import dtbtrs
@@ -53,13 +54,23 @@ COARSE = Resolution(24.0, 8.0, 2**13, 2**12)  # ε at most about 1% larger, a fe
 class Curve(NamedTuple):
     """The loss of one release: tails of L under P and Q.
 
-    upper(ε) for ε >= 0 is P[L > ε], ln Q[L > ε]; lower(ε) for ε <= 0 is P[L <= ε], Q[L <= ε];
-    span(k) brackets L but for tails of Gaussian quantile k.
+    upper(ε) for ε >= 0 is P[L > ε], ln Q[L > ε]; lower(ε) for ε <= 0 is P[L <= ε], Q[L <= ε]; span(k) brackets L
+    but for tails of Gaussian quantile k. Where both directions are the same (an atom at L = 0 is allowed), `upper`
+    says all and `lower` is None.
     """
 
     upper: Tails
-    lower: Tails
+    lower: Tails | None
     span: Callable[[float], tuple[float, float]]
+
+    def tails(self, above: np.ndarray, below: np.ndarray) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+        """`upper` of the losses from 0 on, `lower` of those up to 0."""
+        p, log_q = self.upper(above)
+        if self.lower is not None:
+            return (p, log_q), self.lower(below)
+        q = np.exp(log_q)
+        mirrored = np.append(q[:0:-1], 1.0 - p[0]), np.append(p[:0:-1], 1.0 - q[0])
+        return (p, log_q), mirrored
 
 
 class Events(NamedTuple):
@@ -110,9 +121,10 @@ def removal(rate: float, mu: float) -> Curve:
 def addition(rate: float, mu: float) -> Curve:
     """The other direction of `removal`: P = N(0,1) against Q = (1-q) N(0,1) + q N(μ,1) (R3)."""
     forward = removal(rate, mu)
+    forward_lower = cast(Tails, forward.lower)
 
     def upper(epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        p, q = forward.lower(-epsilon)
+        p, q = forward_lower(-epsilon)
         with np.errstate(divide="ignore"):
             return q, np.log(p)
 
@@ -128,15 +140,7 @@ def addition(rate: float, mu: float) -> Curve:
 
 
 def _symmetric(upper: Tails, span: Callable[[float], float]) -> Curve:
-    """A curve whose two directions are the same; an atom at L = 0 is allowed."""
-
-    def lower(epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        p, log_q = upper(-epsilon)
-        q = np.exp(log_q)
-        at_zero = epsilon == 0
-        return np.where(at_zero, 1.0 - p, q), np.where(at_zero, 1.0 - q, p)
-
-    return Curve(upper, lower, lambda k: (-span(k), span(k)))
+    return Curve(upper, None, lambda k: (-span(k), span(k)))
 
 
 def fixed_size(rate: float, mu: float) -> Curve:
@@ -215,8 +219,7 @@ def _discretise(curve: Curve, step: float, quantile: float) -> _Grid:
     first, last = min(-1, math.floor(low / step)), max(1, math.ceil(high / step))
     above = np.arange(0, last + 1) * step
     below = np.arange(first, 1) * step
-    p_up, log_q_up = curve.upper(above)
-    p_low, q_low = curve.lower(below)
+    (p_up, log_q_up), (p_low, q_low) = curve.tails(above, below)
     # Masses of the intervals (edge_i, edge_{i+1}], Q's in units of e^{-edge_i}
     p_above = p_up[:-1] - p_up[1:]
     q_above = np.exp(log_q_up[:-1] + above[:-1]) - np.exp(log_q_up[1:] + above[:-1])
@@ -323,8 +326,7 @@ def compose(events: Sequence[Events], delta: float, resolution: Resolution = FIN
     orders = np.geomspace(min(highest / 64.0, log_tail / (20.0 * span)), highest, 16)
     while True:
         grids = [[_discretise(curve, step, quantile) for curve, _ in event.curves] for event in events]
-        upper = _chernoff(events, grids, step, orders, log_tail)
-        lower = -_chernoff(events, grids, step, -orders, log_tail)
+        lower, upper = _window(events, grids, step, orders, log_tail)
         if (upper - lower) / step <= _WINDOW_CELLS:
             break
         step *= (upper - lower) / step / _WINDOW_CELLS * 1.1
@@ -403,20 +405,44 @@ def _transform(events: Sequence[Events], grids: list[list[_Grid]], size: int) ->
     return total, log_finite
 
 
-def _chernoff(
+def _window(
     events: Sequence[Events], grids: list[list[_Grid]], step: float, orders: np.ndarray, log_tail: float
-) -> float:
-    """A bound that the composed loss (orders > 0) or its negative (orders < 0) exceeds with e^-log_tail."""
-    total = np.zeros(len(orders))
-    for event, row in zip(events, grids, strict=True):
-        inner = np.zeros(len(orders))
-        for (_, count), grid in zip(event.curves, row, strict=True):
-            held = grid.masses > 0
-            losses, log_masses = grid.losses(step)[held], np.log(grid.masses[held])
-            exponents = np.multiply.outer(orders, losses) + log_masses
-            peak = exponents.max(axis=1)  # log-sum-exp by hand: SciPy's checks cost more than the sum here
-            inner += count * (peak + np.log(np.exp(exponents - peak[:, None]).sum(axis=1)))
-        if event.probability < 1.0:
-            inner = np.logaddexp(math.log1p(-event.probability), math.log(event.probability) + inner)
-        total += event.repeats * inner
-    return float(np.min((total + log_tail) / np.abs(orders)))
+) -> tuple[float, float]:
+    """Chernoff bounds that the composed loss falls below, or exceeds, with probability e^-log_tail each.
+
+    Every order gives one. The logarithm of a moment generating function is convex, so they fall and then rise with
+    the order: the best one is found by halving.
+    """
+    rows = []
+    for grid_row in grids:
+        held = [(grid, grid.masses > 0) for grid in grid_row]
+        rows.append([(grid.losses(step)[mask], np.log(grid.masses[mask])) for grid, mask in held])
+
+    def reach(order: float) -> float:
+        total = 0.0
+        for event, row in zip(events, rows, strict=True):
+            inner = 0.0
+            for (_, count), (losses, log_masses) in zip(event.curves, row, strict=True):
+                exponents = order * losses + log_masses
+                peak = exponents.max()  # log-sum-exp by hand: SciPy's checks cost more than the sum here
+                inner += count * (peak + np.log(np.exp(exponents - peak).sum()))
+            if event.probability < 1.0:
+                inner = np.logaddexp(math.log1p(-event.probability), math.log(event.probability) + inner)
+            total += event.repeats * inner
+        return float((total + log_tail) / abs(order))
+
+    return -_least(reach, -orders), _least(reach, orders)
+
+
+def _least(function: Callable[[float], float], points: np.ndarray) -> float:
+    """The least value at points along which the function falls and then rises."""
+    low, high = 0, len(points) - 1
+
+    @functools.cache
+    def value(at: int) -> float:
+        return function(float(points[at]))
+
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if value(middle) <= value(middle + 1) else (middle + 1, high)
+    return value(low)

@@ -1,13 +1,13 @@
-"""Random accepted specs, each attacked with the worst neighbouring data sets at hand: attacked ε against proven ε.
+"""Random accepted specs, each attacked with the worst known neighbouring data sets: attacked ε against proven ε.
 
 `check(seed)` draws one spec with `draw`, builds it, runs its compiled client with and without noise on constructed
 records, and compares what that exhibits with what the accountant proves. Five attacks:
 
-totality    records of extreme floats (infinite, NaN, near overflow): an upload that is not finite tells all
+totality    records of extreme floats (infinite, NaN, near overflow): an upload that is not finite reveals all
 exhibited   the largest shift of a noiseless upload over neighbouring records, the measured noise, then R1 or R5
-sum         the same against the noise of the honest others; where local steps contract it, the exact value for
+sum         the same against the noise of the honest others; if local steps contract it, the exact value for
             quadratic losses, which the theorem's hypotheses include (rates as they run, R6')
-ex ante     the rounds in which everyone takes part are no draw (R4)
+ex ante     rounds in which everyone takes part are not drawn (R4)
 counts      private statistics and evaluations: the counts of every question (`auditing.counts`)
 
 Noise is measured, so each answer may be wrong with probability 1e-7; everything is drawn from the seed.
@@ -254,7 +254,7 @@ def build(drawn: Drawn) -> Experiment:
 
 
 def _proven(experiment: Experiment, drawn: Drawn) -> tuple[str, float]:
-    """Recipe and value of the bound that is on trial: where clients have targets of their own, of the target's."""
+    """Recipe and value of the bound under test; if clients have their own targets, for the target's."""
     accountant = experiment.accountant(drawn.missing)
     if experiment.plan.epsilons and not drawn.ex_ante:
         accountant = accountant.of([_attacked_client(experiment.plan)])
@@ -452,7 +452,7 @@ class _Attack:
 
     @cached_property
     def rounds(self) -> list[tuple[float, float, float]]:
-        """For each round: the target's shift (0 where it is absent), its variance, and the honest others'."""
+        """For each round: the target's shift (0 if it is absent), its variance, and the honest others'."""
         rows, known = [], {}
         for number, cohort in zip(self.numbers, self.plan.cohorts, strict=True):
             # The noise follows the count of records and the client's target.
@@ -506,7 +506,7 @@ class _Attack:
         return accounting.gaussian_epsilon(math.sqrt(math.fsum(squares)), self.delta)
 
     def _sampled(self) -> float:
-        """The record is used now and then. Further rounds count where they are alike and independent."""
+        """The record is used now and then. Further rounds count if they are alike and independent."""
         shift = float(np.linalg.norm(self.pair.shift))
         worlds = [
             self.run(_TRIALS, record=at, start=self.pair.start, seed=np.arange(_TRIALS))

@@ -1,8 +1,8 @@
-"""Neighbouring data sets on which one record, the canary, shows as much as it can.
+"""Neighbouring data sets on which one record, the canary, reveals as much as possible.
 
-A proof holds for all data sets, so an attack may choose them. The target client's records are all alike but the
-canary. The neighbour has another record in its place, a blank one, or none. The adversary also chooses the model
-that is broadcast.
+A proof holds for all data sets, so an attack may choose them. All records of the target client are alike except
+the canary. The neighbour has another record in its place, a blank one, or none. The adversary also chooses the
+model that is broadcast.
 
 saturated   logistic and softmax models: the bias makes class 0 certain, so that a record (v, class 1) has the
             gradient of its features wherever training goes, and (-v, class 1) the opposite; (0, class 0) has none
@@ -101,8 +101,8 @@ class PairSetting(NamedTuple):
 
 
 def neighbouring_pairs(model: Model, num_features: int, setting: PairSetting) -> list[NeighbouringPair]:
-    """The pairs that an audit tries. A clipped linear model is attacked where its gradients stay at the clip,
-    other models by flipping labels."""
+    """The pairs that an audit tries. A clipped linear model is attacked at points where its gradients stay at
+    the clip, other models by flipping labels."""
     start = model.init(jax.random.key(setting.seed))
     if _is_linear(model) and setting.norm_bound is None and setting.clip != "none":
         return _saturated_pairs(model, num_features, setting, start)
@@ -170,7 +170,7 @@ def _favour_class_0(params: Params, model: Model, log_odds: float) -> Params:
 
 
 def _only_two_classes(params: Params, model: Model) -> Params:
-    """Classes beyond the first two ruled out, where the model's last bias is known."""
+    """Classes beyond the first two ruled out, if the model's last bias is known."""
     name = _last_layer(model)
     if not isinstance(params, dict) or name not in params or params[name]["b"].shape[0] <= 2:
         return params

@@ -1,8 +1,8 @@
-"""The command line. It parses, calls the library, prints; nothing imports it.
+"""The command line. It parses, calls the library and prints; nothing imports it.
 
-Exit codes: 0 done, 1 something failed, 2 a value given is wrong, 3 the privacy budget is spent, 4 the ledger or
-another file is damaged, 5 an audit shows more than was proved, 6 a federation cannot go on, 130 interrupted (a
-line says how to go on).
+Exit codes: 0 done, 1 something failed, 2 a given value is wrong, 3 the privacy budget is spent, 4 the ledger or
+another file is damaged, 5 an audit shows more than was proved, 6 a federation cannot continue, 7 training
+diverged, 130 interrupted (a line says how to continue).
 """
 
 from __future__ import annotations

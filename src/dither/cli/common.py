@@ -79,7 +79,7 @@ _OUTPUT: ContextVar[Output] = ContextVar("output")
 
 
 def output() -> Output:
-    """What --json and --quiet of the command at hand ask for."""
+    """What --json and --quiet of the current command ask for."""
     return _OUTPUT.get(Output())
 
 
@@ -127,7 +127,7 @@ def _with_output(function: F, quiet_help: str) -> F:
 
 
 def presets(incomplete: str) -> list[str]:
-    """Presets that begin so, for the shell's completion; where none does, the shell offers files."""
+    """Presets with this prefix, for the shell's completion. If there is none, the shell offers files."""
     from importlib.resources import files
 
     names = (file.name for file in files("dither").joinpath("spec", "presets").iterdir())
@@ -176,7 +176,7 @@ def source_from(
 
 
 def refuse_input(out: Path, *inputs: Path) -> None:
-    """`SpecError` where a file to write is one that is read, or is no file."""
+    """`SpecError` if a file to write is one that is read, or is no file."""
     if out.is_dir():
         raise SpecError(f"--out {str(out)!r} is a folder; give the name of a file")
     if out.is_file() and any(each.exists() and out.samefile(each) for each in inputs):
@@ -310,7 +310,7 @@ def scores_text(row: dict[str, Any]) -> str:
 
 
 def print_event(event: str, **facts: Any) -> None:
-    """A line of JSON: what commands that go on for long print with --json, one a happening."""
+    """A line of JSON: with --json, long-running commands print one for each event."""
     from dither.experiment.folder import to_json
 
     typer.echo(to_json({"event": event, **facts}))

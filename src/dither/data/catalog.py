@@ -485,7 +485,7 @@ def cached(
     files: Mapping[str, Path],
     load: Callable[[], Dataset],
 ) -> Dataset:
-    """What `load` gives for a table of the catalog, from the cache where it lies there."""
+    """What `load` returns for a table of the catalogue, from the cache if it is there."""
     folder = _cache_folder()
     if folder is None or options.group_column:
         return load()

@@ -218,7 +218,7 @@ _LIBRARIES = ("dp-accounting", "jax", "numpy", "scikit-learn", "scipy")
 
 
 def _remembered(spec: Spec, data_dir: str | Path | None, compute: Callable[[], PrivacyReport]) -> PrivacyReport:
-    """What `compute` gives, from the cache where it lies there."""
+    """What `compute` returns, from the cache if it is there."""
     path = _cache_file(spec, data_dir)
     if path is None:
         return compute()

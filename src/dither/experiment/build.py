@@ -176,7 +176,7 @@ def build_experiment(
     count = len(dataset.y_train)
     if spec.batch_size > count:
         raise SpecError(
-            f"batch_size={spec.batch_size} exceeds the {count} training records of all clients together"
+            f"batch_size={spec.batch_size} exceeds the {count} training records of all clients together; lower it"
         )
     # Parts of the pooled arrays from here on, so that the records are held once.
     dataset = dataset._replace(x_train=x[:count], y_train=y[:count], x_test=x[count:], y_test=y[count:])
@@ -244,7 +244,9 @@ def _check_supported(prepared: Prepared, method: str) -> None:
     """Refuse targets of single clients, and an adaptive clip, where the method would ignore them."""
     plan = prepared.plan
     if plan.epsilons and len(plan.epsilons) != plan.num_clients:
-        raise SpecError(f"privacy.epsilons has {len(plan.epsilons)} entries for {plan.num_clients} clients")
+        raise SpecError(
+            f"privacy.epsilons has {len(plan.epsilons)} entries for {plan.num_clients} clients; give one for each"
+        )
     needs = {"epsilons": (plan.epsilons, "client_weight"), "clip_quantile": (plan.clip_quantile, "clip_quantile")}
     for key, (asked, entry) in needs.items():
         if asked and entry not in plan.hyper:
@@ -283,6 +285,8 @@ def _completion(experiment: Experiment, federated: bool) -> dict[str, Any]:
         not_covered.append("neighbours differ within one client's training records: the split counts as public")
     if spec.data.path and spec.source_of_randomness == "seeded":
         not_covered.append("the noise comes from a seed: anyone who knows the seed can subtract the noise")
+    if spec.privacy.view == "sum" and spec.aggregation == "off":
+        not_covered.append("a server that sees single uploads: secagg.mode is 'off', and privacy.view is 'sum'")
     if spec.model.weights:
         not_covered.append("the data behind model.weights: the file counts as public")
     not_covered += large_delta(spec, int(np.sum(plan.client_sizes)), federated)

@@ -182,10 +182,10 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateFederated):  # type: i
             raise SpecError(f"y has a label that is not in classes={list(self.classes_)}")
         numbers = np.argsort(self.classes_)[np.searchsorted(np.sort(self.classes_), y)].astype(np.int64)
         name = "mlp" if self.hidden else "logistic" if len(self.classes_) == 2 else "softmax"
-        about = {"classes": [str(each) for each in self.classes_], "values": {"model.name": name}}
+        about: dict[str, Any] = {"values": {"model.name": name, "task": "classification"}}
+        if self.classes is not None:  # else the run itself reads them from the labels, and says so
+            about["classes"] = [str(each) for each in self.classes_]
         self._train(self._encode(X), numbers, groups, about)
-        if self.classes is None:
-            self.report_ = self.report_.with_notes("preprocessing not covered: the classes were read from y")
         return self
 
     def decision_function(self, X: Any) -> np.ndarray:

@@ -29,7 +29,7 @@ from dither.experiment.build import Experiment, build_experiment, choose
 from dither.experiment.defaults import TUNED
 from dither.experiment.evaluation import PrivateScores, evaluate_privately
 from dither.experiment.folder import to_json, write_text
-from dither.experiment.private_schema import Wanted, check_classes, private_schema
+from dither.experiment.private_schema import LeastClass, Wanted, check_classes, private_schema
 from dither.experiment.report import Report
 from dither.experiment.train import run
 from dither.privacy.discrete import Words
@@ -78,7 +78,7 @@ class ProjectPlan:
     records: tuple[int, ...]
     wanted: Wanted
     budgets: Budgets
-    least_class: int  # records of one table that must share a class for it to be found
+    least_class: LeastClass
 
     def lines(self) -> list[tuple[str, str]]:
         """What a person should know before anything is looked at."""
@@ -86,7 +86,7 @@ class ProjectPlan:
         if self.wanted.classes:
             label += f" with classes {', '.join(self.wanted.classes)}"
         elif self.wanted.task != "regression":
-            label += f", classes that {self.least_class:,} records of one table share (--classes declares them)"
+            label += f", classes that {self.least_class} (--classes declares them)"
         return [
             ("tables", f"{len(self.files)}, {total:,} records, {label}"),
             (

@@ -218,12 +218,6 @@ def spending(
     book = Ledger(ledger or Ledger.default_path(), anchor=anchor)
     own_rows = spec.data.partition == "column"
     datasets = _identified(experiment, book, new_ledger=new_ledger)
-    budgets = [budget for budget in map(book.budget, datasets) if budget is not None]
-    if any(budget.view == "sum" for budget in budgets) and spec.aggregation == "off":
-        raise SpecError(
-            "the budget of this data is against a server that sees only sums, but secagg.mode is 'off': set it to "
-            "'real' or 'ideal', or set the budget for --view upload"
-        )
     # The run's name in the ledger holds all that determines what it releases: a folder whose spec, seed, records
     # or surroundings were changed is another run, which pays for itself.
     made_of = np.frombuffer(build.origin(experiment, folder.provenance()).encode(), np.uint8)
@@ -381,13 +375,17 @@ def _train_rounds(
     with distributed.computing():
         params = jax.tree.map(lambda leaf: np.asarray(leaf)[0], simulation.params(state, inputs))
     completed = experiment.first_rounds(done)
+    participation = np.asarray(state.participation)[0]
+    planned = np.bincount(np.concatenate(completed.cohorts or [[]]).astype(int), minlength=len(participation))
+    if not np.array_equal(participation, planned):  # ε is proved for the cohorts of the plan
+        raise DitherError("other clients took part than the plan says: a bug; trust no ε of this run")
     return _Outcome(
         rounds=done,
         stopped=stopped or build.stop_reason(experiment),
         params=params,
         refused=np.asarray(state.refused)[0],
         missing=int(np.asarray(state.missing)[0]),
-        participation=np.asarray(state.participation)[0],
+        participation=participation,
         traffic=traffic(completed, simulation, state, simulation.sizes(state, inputs)),
         sharing_note=build.sharing_note(completed),
     )
@@ -727,9 +725,6 @@ def model_source(spec: Spec) -> dict[str, str]:
 def _caveats(spec: Spec) -> list[str]:
     """What a reader of the report should know about the spec."""
     found = [] if spec.scored else [UNSCORED]
-    if spec.privacy.view == "sum" and spec.aggregation == "off":
-        off = "which is off: this server would see single uploads"
-        found.append(f"privacy.view='sum' holds under secure aggregation, {off}")
     if spec.data.public:
         found.append("data.public: you declared these records public, so nothing was charged to a ledger")
     if spec.private and spec.source_of_randomness == "seeded":

@@ -1,7 +1,7 @@
-"""How a run stands, from the files of its folder: `dither federation status`, and GET /health of `dither serve`.
+"""The state of a run, from the files of its folder: `dither federation status`, and GET /health of `dither serve`.
 
-What is told is what the server's own output says: rounds, names of parties, whom it waits for. No record, no
-update and no score is in it.
+It says the same as the server's own output: rounds, names of parties, whom it waits for. It contains no records,
+updates or scores.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Endpoint:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Nothing: who asks is no news."""
+                """Log nothing: requests are not events."""
 
         try:
             self._server = _Server((host, port), Handler)

@@ -11,7 +11,7 @@ no bytes left over. What cannot be read is a `FederationError` that names the re
 
 The `Mailbox` asks parties and matches their answers. A party is reached at an address of the transport, which it
 is asked for by a hello: only the holder of its identity key can answer that. A question stays open until it is
-answered, refused or the caller stops waiting; a party that connects anew is asked again, because it may have died
+answered, refused or the caller stops waiting; a party that reconnects is asked again, because it may have died
 with the question in its hands. `Transport` is how messages travel: `federation.flower` or `federation.nvflare`.
 """
 
@@ -178,7 +178,7 @@ class Transport(Protocol):
     """Messages out, answers in. An address is a number that stays with a node while the transport lives."""
 
     def nodes(self) -> dict[int, str]:
-        """Who is connected, each with a mark that changes when it connects anew."""
+        """Who is connected, each with a mark that changes when it reconnects."""
 
     def push(self, bodies: Mapping[int, bytes], *, ttl: float) -> dict[int, str]:
         """Send one message to each address; their ids. Where there is no id, nothing was sent."""
@@ -191,7 +191,7 @@ class Transport(Protocol):
 
 
 class TransportRestart(Exception):
-    """The transport must be started anew: it cannot reach a party that has come back."""
+    """The transport must be restarted: it cannot reach a party that has come back."""
 
 
 class Failures(NamedTuple):
@@ -243,11 +243,11 @@ class Mailbox:
             self._looked = time.monotonic()
             self._marks = self.transport.nodes()
             fresh = {at: mark for at, mark in self._marks.items() if self._asked.get(at) != mark}
-            for address, mark in fresh.items():
+            if fresh:
                 hello = self._pack(ANYONE, "hello", {}, {})
-                for at, number in self.transport.push({address: hello}, ttl=60.0).items():
+                for at, number in self.transport.push(dict.fromkeys(fresh, hello), ttl=60.0).items():
                     self._hellos[number] = (at, digest(hello))
-                self._asked[address] = mark
+                self._asked |= fresh
         for number, body in self.transport.pull(list(self._hellos)) if self._hellos else []:
             address, quoted = self._hellos.pop(number)
             if body is None:  # it was lost on the way: greet again

@@ -1,12 +1,12 @@
 """The server of a federation: it gathers the parties, makes the agreement, and runs the rounds.
 
-A round is announced to its cohort and closed with the answers that came before the deadline. With fewer than
-`federation.min_clients` answers it stays open: the server waits for parties to come back, and stops, to be started
-again later, when they do not. After every round the state, who counted, who was missing and why are on the disk: a
-server that is killed goes on after the last completed round, as soon as enough parties are there.
+A round is announced to its cohort and closed with the answers that arrive before the deadline. With fewer than
+`federation.min_clients` answers it stays open: the server waits for parties to come back, and stops if they do
+not; it can be started again later. After every round, the state and who counted, who was missing and why are on
+disk. A server that is killed continues after the last completed round, as soon as enough parties are there.
 
-A party that sends what no honest party sends is excluded: named, written down, and asked nothing any more. To the
-others it is a party that is lost, so their proofs and rules hold as for any that is missing.
+A party that sends something no honest party sends is excluded: it is named, recorded, and no longer asked. To the
+others it is a missing party, and their proofs and rules hold as for any other missing party.
 """
 
 from __future__ import annotations
@@ -550,7 +550,7 @@ class Coordinator:
     def _ask_for_shares(
         self, index: int, kind: str, requests: Mapping[int, bytes], take: Callable[[bytes], None]
     ) -> tuple[set[str], dict[int, str]]:
-        """Who gave no answer that counts, and why where they said so."""
+        """Who gave no answer that counts, and why if they said so."""
         fields = {"run": self.agreement.run}
         questions: dict[str, Question] = {
             self.agreement.names[client]: (fields, {"secagg": body}) for client, body in requests.items()
@@ -565,10 +565,9 @@ class Coordinator:
         return silent, reasons
 
     def _rest(self, index: int, silent: set[str]) -> None:
-        """Go on without those whose silence cost a round, if the others suffice: whether they are lost or lie,
-        they could cost the next one, too. A server that is started again asks them again. Where they cannot be
-        done without, the second such round of one of them ends the run: parties are charged for rounds without
-        effect."""
+        """Continue without those whose silence cost a round, if enough others remain: whether they are lost or
+        lie, they could cost the next round, too. A restarted server asks them again. If too few remain, the
+        second such round of one of them ends the run, because parties are charged for rounds without effect."""
         new = silent - set(self._out)
         if len(set(self._left(self.agreement)) - new) < self._least:
             if again := silent & self._silent:
@@ -604,7 +603,7 @@ class Coordinator:
     # After the rounds
 
     def tell_failure(self, why: str) -> None:
-        """Tell connected parties why the run does not go on; they wait for the server to come back."""
+        """Tell connected parties why the run stops; they wait for the server to come back."""
         names = self.mailbox.present() - set(self._out)
         question: Question = {"why": why[:_LONGEST_NOTICE]}, {}
         self.mailbox.ask("notice", dict.fromkeys(names, question), seconds=5.0, take=lambda name, answer: None)
@@ -669,7 +668,7 @@ class Coordinator:
         )
 
     def _say_goodbye(self, outcome: dict[str, Any]) -> None:
-        """Tell the parties how the run ended, and keep what they say of their releases."""
+        """Tell the parties how the run ended, and keep their statements of releases."""
         statements: dict[str, dict[str, Any]] = {}
 
         def take(name: str, answer: SignedMessage) -> None:

@@ -2,9 +2,9 @@
 SuperLink behind a gate, with the coordinator as its ServerApp, or NVIDIA FLARE's server, with the coordinator as a
 job.
 
-This process starts no JAX. The coordinator runs in the ServerApp that Flower starts; what it does stands in
-progress.jsonl of the run folder, which is read here. A coordinator or a SuperLink that dies is started again, and
-the run goes on after the last completed round; so does a server that is started again with the same run folder.
+This process does not start JAX. The coordinator runs in the ServerApp that Flower starts and writes its progress
+to progress.jsonl in the run folder, which is read here. A coordinator or a SuperLink that dies is restarted, and
+the run continues after the last completed round; so does a server that is restarted with the same run folder.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _check_spec(spec: Spec, parties: int, *, begun: bool) -> None:
 
 
 def _ask(run_folder: Path, spec: Spec) -> None:
-    """Leave the spec for the coordinator, or see that it is the one of the run that goes on."""
+    """Leave the spec for the coordinator, or check that it is the spec of the run to continue."""
     asked = run_folder / "asked.toml"
     if (run_folder / "summary.json").is_file():
         raise RunExists(f"the run in {str(run_folder)!r} is complete; give another --out")
@@ -142,7 +142,7 @@ def _ask(run_folder: Path, spec: Spec) -> None:
 
 
 def _watch(system: TransportServer, config: Mapping[str, str], on_event: Event) -> None:
-    """Start the coordinator, hand on what it says, and start it again where it dies, until it is done."""
+    """Start the coordinator, pass on its events, and restart it if it dies, until it is done."""
     coordinators: list[int] = []  # processes, which the transport starts out of our reach
     try:
         _keep_running(system, config, on_event, coordinators)

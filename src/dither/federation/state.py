@@ -12,23 +12,23 @@ At a party (`PartyStore`):
     log.jsonl        one line for every round answered or refused
     releases.jsonl   one signed line for every upload that left this party
 
-A party that has forgotten what it sent refuses to go on with the run: the ledger knows of rounds that intent.json
-does not, intent.json of an upload that is gone, others of keys that secagg.json had. What cannot be noticed is an
-older copy of this folder together with an older copy of the ledger, or two copies in use at once: never restore it
-from a backup.
+A party that has forgotten what it sent refuses to continue the run. It notices this if the ledger knows of rounds
+that intent.json lacks, if intent.json knows of an upload that is gone, or if others know keys that secagg.json
+lacks. It cannot notice an older copy of this folder together with an older copy of the ledger, or two copies in
+use at once: never restore the folder from a backup.
 
 At the server (`Journal`), a run folder with a few files more:
 
     terms.json      the agreement that was sent out
     rounds.jsonl    one line for every completed round: who counted, who was missing or refused, and why
-    excluded.json   who was caught in a lie, in which round and in which lie: asked nothing any more
+    excluded.json   who was caught in a lie, in which round and in which lie; they are not asked again
     secagg.json     public keys and the open round of secure aggregation (mode 0600)
-    progress.jsonl  what happens, for whoever watches
+    progress.jsonl  events, for anyone who watches
     signature.json  the server's signature of the finished run
     releases.json   what each party said of its releases.jsonl at the end of the run
 
-A round is complete when its checkpoint is on the disk; lines past the checkpoint are dropped when a server starts
-again, and that round is announced anew. One server at a time: the folder is locked while one is at work.
+A round is complete when its checkpoint is on disk. When a server restarts, it drops lines past the checkpoint and
+announces that round again. One server at a time: the folder is locked while a server runs.
 """
 
 from __future__ import annotations
@@ -283,7 +283,7 @@ class Journal(_RunFiles):
         write_checked(self.path / _SIGNATURE, identity.signed({"federation": federation, "files": files}))
 
     def verify(self, keyring: Keyring) -> dict[str, Any]:
-        """What the server of this federation signed; DamagedFile where the files are not those."""
+        """What the server of this federation signed; DamagedFile if the files differ."""
         path = self.path / _SIGNATURE
         if not path.is_file():
             raise DamagedFile(
@@ -335,7 +335,7 @@ class ReleaseRecord:
 
 
 def check_record(folder: Path, keyring: Keyring) -> dict[str, Any]:
-    """What the record in a party's folder of a run amounts to, as its statement would say; DamagedFile where it is
+    """What the record in a party's folder of a run amounts to, as its statement would say; DamagedFile if it is
     not the record that the party signed."""
     path = folder / RELEASES
     party = terms = head = ""
@@ -367,7 +367,7 @@ def save_statements(folder: Path, statements: Mapping[str, dict[str, Any]]) -> N
 
 
 def load_statements(folder: Path, terms: str, keyring: Keyring) -> dict[str, dict[str, Any]]:
-    """What the parties said of their records; DamagedFile where one of them did not sign that."""
+    """The parties' statements of their records; DamagedFile if one of them did not sign its statement."""
     path = folder / _STATEMENTS
     saved = read_checked(path, "the run itself is unharmed") if path.is_file() else {}
     try:

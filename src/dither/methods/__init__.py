@@ -10,10 +10,11 @@ Privacy", CSF 2017 (RDP).
 | ε, δ | `epsilon`, `delta` | | ρ | `rho` |
 | c = √(2 ln(1.25/δ)) | `gaussian_constant` | | α (Rényi order) | `alpha` |
 
-A method's sections `# Noise`, `# Privacy` and `# Convergence` are NumPy float64. They say what the *paper* says;
-where it is wrong, `corrected=True` or a function whose name ends in `_corrected` says so with the erratum's id.
-Proven ε is the business of `dither.accounting`. What a theorem speaks of is one immutable tuple, which `_replace`
-varies. Its fields and the other arguments may be arrays that broadcast: a bound over a grid is one call.
+A method's sections `# Noise`, `# Privacy` and `# Convergence` are NumPy float64. They say what the *paper* says.
+If it is wrong, `corrected=True` or a function whose name ends in `_corrected` gives the correction, with the
+erratum's id. `dither.accounting` computes the proven ε. The quantities of a theorem are one immutable tuple, which
+`_replace` varies. Its fields and the other arguments may be arrays that broadcast: a bound over a grid is one
+call.
 
 Deviations: none. G1: the classical constant is proved for ε < 1 only. G6: these conversions are loose; the tighter
 ones are in `dither.accounting`.
@@ -68,7 +69,7 @@ def prepare(
     """The spec's method (or `chosen`, where it was read before), made ready for clients of those sizes."""
     num_clients = len(client_sizes)
     if spec.cohort_size > num_clients:
-        raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={num_clients}")
+        raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={num_clients}; lower it")
     plan = PrivacyPlan(
         **{name: getattr(spec, name) for name in _OF_SPEC},
         **{name: getattr(spec.privacy, name) for name in _OF_PRIVACY},
@@ -196,7 +197,7 @@ def zcdp_from_epsilon(*, epsilon: Float, delta: Float) -> Float:
 
 
 def epsilon_from_rdp(*, rdp: Float, alpha: Float, delta: Float) -> Float:
-    """ε = rdp(α) + ln(1/δ)/(α−1) (DP-SCAFFOLD Definition 5); ∞ where α <= 1."""
+    """ε = rdp(α) + ln(1/δ)/(α−1) (DP-SCAFFOLD Definition 5); ∞ if α <= 1."""
     check_delta(delta)
     leak, a, d = f64(rdp, alpha, delta)
     with np.errstate(divide="ignore", invalid="ignore"):

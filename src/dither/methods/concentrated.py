@@ -78,7 +78,7 @@ def params_of(plan: PrivacyPlan, cohorts: np.ndarray | None) -> ConcentratedPara
 
 
 def participation_design(plan: PrivacyPlan) -> np.ndarray | None:
-    """Cohorts `[num_rounds, cohort_size]` drawn beforehand, or None where each round draws its own.
+    """Cohorts `[num_rounds, cohort_size]` drawn beforehand, or None if each round draws its own.
 
     Each round takes the clients that took part least so far, ties broken at random: counts never differ by more
     than one. The design depends on the seed alone, never on data.
@@ -115,7 +115,9 @@ def participations(plan: PrivacyPlan, cohorts: np.ndarray | None) -> float:
 def _exact_batch(plan: PrivacyPlan) -> int:
     smallest = int(plan.client_sizes.min())
     if plan.local_steps > smallest:
-        raise SpecError(f"exact_epochs: local_steps={plan.local_steps} exceeds the {smallest} records of a client")
+        raise SpecError(
+            f"exact_epochs: local_steps={plan.local_steps} exceeds the {smallest} records of a client; lower it"
+        )
     return smallest // plan.local_steps
 
 

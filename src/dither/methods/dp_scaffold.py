@@ -224,7 +224,7 @@ def initial_noise_variance(params: ScaffoldParams, *, epsilon: float, delta: flo
 
 
 def _last_round(plan: PrivacyPlan, std: float) -> int | None:
-    """The last round within the budget `epsilon` for a given noise; None where nothing stops the run."""
+    """The last round within the budget `epsilon` for a given noise; None if nothing stops the run."""
     rule = plan.options["stop_at_budget"]
     if plan.noise != "given" or rule != "claimed" or math.isinf(plan.epsilon):
         return None

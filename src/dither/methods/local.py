@@ -479,7 +479,9 @@ def gradient_hyper(plan: PrivacyPlan, noise_std: float) -> dict[str, Any]:
     """The values a sweep may vary, where noise is added to gradients; `noise_std` times each client's scale."""
     scale = np.asarray(plan.noise_scale or np.ones(plan.num_clients), np.float64)
     if len(scale) != plan.num_clients:
-        raise SpecError(f"privacy.noise_scale has {len(scale)} entries for {plan.num_clients} clients")
+        raise SpecError(
+            f"privacy.noise_scale has {len(scale)} entries for {plan.num_clients} clients; give one for each"
+        )
     return {
         **rate_hyper(plan),
         "clip_norm": plan.clip_norm,

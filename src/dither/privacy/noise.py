@@ -4,9 +4,9 @@ A seed opens one stream a purpose (`partition`, `init`, `cohort`, `batch`, `epoc
 changing how many numbers one purpose draws never shifts another. Inside a stream, each round and each
 client has its own key, so that no two clients and no two rounds ever share noise.
 
-Where a key is taken, a JAX key (research: the same bits again from the same seed) or an `OsEntropy`
-(deployment: fresh at every draw, see `privacy.entropy`) may be given. Both are derived for each round, client
-and step and then drawn from once; the code that does so does not ask which it was given.
+A key may be a JAX key (research: the same seed gives the same bits) or an `OsEntropy` (deployment: fresh at every
+draw, see `privacy.entropy`). Both are derived for each round, client and step and used for one draw; the code does
+not depend on which it is.
 """
 
 from __future__ import annotations
@@ -56,9 +56,8 @@ def fresh_keys(count: int) -> Key:
     return wrap(np.frombuffer(os.urandom(8 * count), np.uint32).reshape(count, 2))
 
 
-@jax.jit  # traced once for many keys
-def block(key0: Array, key1: Array, x0: Array, x1: Array) -> tuple[Array, Array]:
-    """The cipher on pairs of 32-bit words (all arguments uint32, broadcast against each other)."""
+def cipher(key0: Array, key1: Array, x0: Array, x1: Array) -> tuple[Array, Array]:
+    """Threefry on pairs of 32-bit words: uint32 arrays of JAX or NumPy, broadcast against each other."""
     schedule = (key0, key1, key0 ^ key1 ^ _PARITY)
     x0, x1 = x0 + key0, x1 + key1
     for group in range(5):
@@ -68,6 +67,9 @@ def block(key0: Array, key1: Array, x0: Array, x1: Array) -> tuple[Array, Array]
         x0 = x0 + schedule[(group + 1) % 3]
         x1 = x1 + schedule[(group + 2) % 3] + np.uint32(group + 1)
     return x0, x1
+
+
+block = jax.jit(cipher)  # traced once for many keys
 
 
 def is_key(key: Key) -> bool:
@@ -156,6 +158,26 @@ def stream(root: int | Array | Key, name: str) -> Key:
 def for_round(key: Key, index: Array) -> Key:
     """A stream's key in one round."""
     return _derive(key, index)
+
+
+HostKeys = tuple[np.ndarray, np.ndarray]  # the two words of each key, in NumPy: nothing need be compiled
+
+
+def host_keys(seed: int, name: str, rounds: np.ndarray) -> HostKeys:
+    """The keys of a stream in these rounds."""
+    high, low = host_words(
+        (np.zeros(1, np.uint32), np.array([seed], np.uint32)), np.array([zlib.crc32(name.encode())])
+    )
+    first, second = host_words((high[0], low[0]), rounds)
+    return first[0], second[0]
+
+
+def host_words(keys: HostKeys, numbers: np.ndarray) -> HostKeys:
+    """The pairs of words of each key with the given numbers: `jax.random.split` takes 0, 1, ... and makes keys of
+    them, `jax.random.bits` takes their XOR."""
+    with np.errstate(over="ignore"):  # words wrap around
+        words = cipher(keys[0][:, None], keys[1][:, None], np.uint32(0), numbers.astype(np.uint32))
+    return words[0], words[1]
 
 
 def for_client(key: Key, client: Array) -> Key:

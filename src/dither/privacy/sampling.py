@@ -6,9 +6,9 @@ fixed         a fresh uniform subset of exactly `batch_size` records at every lo
 disjoint      the local steps of a round use disjoint batches, drawn anew each round
 shuffled      epochs: the records are shuffled and cut into batches, the partial last one dropped; an epoch
               carries over from round to round
-poisson       each record enters each batch by its own coin, with probability `sampling_rate` (batch_size / size
-              where none is given); the batch is cut at a cap that is exceeded with probability below 1e-12, which
-              is reported to be charged to δ
+poisson       each record enters each batch independently with probability `sampling_rate` (default: batch_size /
+              size); the batch is cut at a cap that is exceeded with probability below 1e-12, which is reported and
+              charged to δ
 poisson-full  the same without a cap: all records with a 0/1 weight (slower)
 full          all records at every step
 
@@ -28,6 +28,7 @@ import numpy as np
 from scipy.special import bdtrc
 
 from dither.errors import SpecError, did_you_mean
+from dither.privacy import noise
 from dither.types import Array, Key, Keys, Sampling
 
 ZERO_OUT = "zero-out"
@@ -36,6 +37,7 @@ ADD_REMOVE = "add/remove"
 
 _ORDER_BITS = 62  # random bits an entry by which a permutation is sorted
 _SORTED = 1024  # numbers in a subset up to which several at once are not sorted
+_MARKS = 2**22  # of clients in rounds that are planned at a time
 _TRUNCATION = 1e-12  # probability per batch that a capped Poisson batch would have been longer
 
 
@@ -261,6 +263,51 @@ def cohort(key: Key, num_clients: int, cohort_size: int) -> Array:
     return subset(key, num_clients, cohort_size, largest=num_clients, rows=1)[0]
 
 
+def planned_cohorts(seed: int, rounds: np.ndarray, num_clients: int, cohort_size: int) -> np.ndarray:
+    """The cohorts that `cohort` draws in these rounds of a run, `[rounds, cohort_size]`, in NumPy: who takes part
+    is known before anything is compiled."""
+    at_a_time = max(1, _MARKS // num_clients)
+    parts = [rounds[start : start + at_a_time] for start in range(0, len(rounds), at_a_time)]
+    draw = _host_order if _sorts(cohort_size, num_clients, rows=1) else _host_subsets
+    return np.concatenate(
+        [draw(noise.host_keys(seed, "cohort", part), num_clients, cohort_size) for part in parts]
+    )
+
+
+def _host_subsets(keys: noise.HostKeys, population: int, count: int) -> np.ndarray:
+    """`subset` for each key, by Floyd's algorithm."""
+    halves = noise.host_words(keys, np.arange(2))
+    high, low = (
+        np.bitwise_xor(*noise.host_words((halves[0][:, at], halves[1][:, at]), np.arange(count))) for at in (0, 1)
+    )
+    fresh = np.arange(population - count, population)
+    span = (fresh + 1).astype(np.uint32)
+    wrapped = (np.uint32(2**16) % span) ** 2 % span  # 2^32 modulo `span`, as `jax.random.randint` computes it
+    draws = ((high % span * wrapped + low % span) % span).astype(np.int32)
+    row, taken = np.arange(len(draws)), np.zeros((len(draws), population), bool)
+    for at in range(count):
+        draws[:, at] = np.where(taken[row, draws[:, at]], fresh[at], draws[:, at])
+        taken[row, draws[:, at]] = True
+    return draws
+
+
+def _host_order(keys: noise.HostKeys, population: int, count: int) -> np.ndarray:
+    """The first `count` of a `permutation` for each key."""
+    first, second = noise.host_words(keys, np.arange(1))
+    rank_bits, passes = _order_bits(population)
+    words = np.bitwise_xor(*noise.host_words((first[:, 0], second[:, 0]), np.arange(passes * population)))
+    order = np.broadcast_to(np.arange(population, dtype=np.int32), (len(words), population))
+    for drawn in np.split(words >> np.uint32(rank_bits + 1) << np.uint32(rank_bits), passes, axis=1):
+        ranked = np.sort(drawn | np.arange(population, dtype=np.uint32), axis=1)
+        order = np.take_along_axis(order, (ranked & np.uint32(2**rank_bits - 1)).astype(int), axis=1)
+    return order[:, :count]
+
+
+def _sorts(count: int, largest: int, *, rows: int) -> bool:
+    """Whether a subset is the head of a permutation: where it is large."""
+    return count > 1 and (rows == 1 or count > _SORTED) and count * count > 12 * largest * math.log2(largest + 1)
+
+
 def subset(key: Key, population: Array | int, count: int, *, largest: int, rows: int) -> Array:
     """`rows` independent uniform subsets of `count` numbers below `population`, `[rows, count]`.
 
@@ -270,7 +317,7 @@ def subset(key: Key, population: Array | int, count: int, *, largest: int, rows:
     """
     if count == 1:
         return jax.random.randint(key, (rows, 1), 0, population)
-    if (rows == 1 or count > _SORTED) and count * count > 12 * largest * math.log2(largest + 1):
+    if _sorts(count, largest, rows=rows):
         keys = jax.random.split(key, rows)
         return jax.vmap(lambda k: permutation(k, population, largest=largest)[:count])(keys)
     fresh = (population - count + jnp.arange(count)).astype(jnp.int32)
@@ -319,16 +366,21 @@ def permutation(key: Key, population: Array | int, *, largest: int) -> Array:
     of a radix sort: later passes decide, earlier ones break their ties. On a CPU, words alone sort many times
     faster than keys with a value beside them.
     """
-    rank_bits = max(1, (largest - 1).bit_length())
-    random_bits = 31 - rank_bits  # the top bit puts what is outside the population last
-    if random_bits < 4:
-        raise SpecError(f"a client has {largest} records; an order of more than {2**27} cannot be drawn")
+    rank_bits, passes = _order_bits(largest)
     rank = jnp.arange(largest, dtype=jnp.uint32)
     order = jnp.arange(largest, dtype=jnp.int32)
-    words = jax.random.bits(key, (math.ceil(_ORDER_BITS / random_bits), largest), jnp.uint32)
-    for row in words:
-        drawn = (row >> np.uint32(32 - random_bits)) << np.uint32(rank_bits)
+    for row in jax.random.bits(key, (passes, largest), jnp.uint32):
+        drawn = (row >> np.uint32(rank_bits + 1)) << np.uint32(rank_bits)
         outside = (order >= population).astype(jnp.uint32) << np.uint32(31)
         ranked = jax.lax.sort(outside | drawn | rank)
         order = order[(ranked & np.uint32(2**rank_bits - 1)).astype(jnp.int32)]
     return order
+
+
+def _order_bits(largest: int) -> tuple[int, int]:
+    """(bits of a word for the rank, passes of the sort). The top bit puts what is outside the population last."""
+    rank_bits = max(1, (largest - 1).bit_length())
+    random_bits = 31 - rank_bits
+    if random_bits < 4:
+        raise SpecError(f"a client has {largest} records; an order of more than {2**27} cannot be drawn")
+    return rank_bits, math.ceil(_ORDER_BITS / random_bits)

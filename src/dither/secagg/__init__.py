@@ -1,9 +1,9 @@
 """Secure aggregation: two state machines that open the sum of the clients' vectors and nothing else.
 
-`ClientSession` (client.py) and `ServerSession` (server.py) turn messages (messages.py) into messages, without
-input or output of their own. roster.py says who belongs to a federation, under which rules, and what follows from
-one announcement, and has what both sessions share; encoding.py turns floats into integers; session.py runs a whole
-federation in one process. docs/secagg.md has the threat model and the reasons.
+`ClientSession` (client.py) and `ServerSession` (server.py) turn messages (messages.py) into messages, without any
+input or output. roster.py says who belongs to a federation, under which rules, and what follows from one
+announcement; it also has what both sessions share. encoding.py turns floats into integers, and session.py runs a
+whole federation in one process. docs/secagg.md has the threat model and the reasons.
 
     client                                server
     hello()              ── HELLO ───►    hello(·)                once per federation
@@ -12,10 +12,10 @@ federation in one process. docs/secagg.md has the threat model and the reasons.
     confirmed(·)         ◄─ CONFIRMED ─   confirmed()
 
     upload(·, vector)    ◄─ ANNOUNCE ──   announce(t, cohort, d)  each round;
-                         ── UPLOAD ───►   upload(·)               reannounce() where some are missing
+                         ── UPLOAD ───►   upload(·)               reannounce() if some are missing
     unseal(·)            ◄── UNSEAL ───   unseal()
                          ── SHARES ───►   shares(·)
-    release(·)           ◄── DISPUTE ──   disputes()              where shares were no use: to who made them
+    release(·)           ◄── DISPUTE ──   disputes()              if shares were useless: to their maker
                          ── RELEASE ──►   released(·)
                                           liars()
                                           open() -> the sum

@@ -2,18 +2,20 @@
 
 A client keeps seven rules, whatever it is sent (why they suffice: docs/secagg.md):
 
-1. Rounds only go up, and the attempts of a round count up from 0, one by one.
-2. A later attempt of a round sums fewer of the clients of every earlier one it took part in, and nobody else, with
-   the same threshold and length.
-3. One attempt, one vector: the same announcement again gets the same bytes, anything else under the same numbers
-   is refused.
-4. Only the newest attempt that it uploaded for is unsealed, and only one attempt of a round.
-5. After unsealing there is no further upload in that round.
-6. No cohort without itself, with strangers, below `min_clients`, or with a threshold at which two could be opened.
-7. A share of its own seal is released only for a client that has unsealed that very attempt and signed so.
+1. Round numbers only increase, and the attempts of a round are numbered 0, 1, 2, ... without gaps.
+2. A later attempt sums a proper subset of the clients of every earlier attempt in which it took part, with the
+   same threshold and length.
+3. An attempt has one vector: the same announcement again gets the same bytes, and anything else under the same
+   numbers is refused.
+4. It unseals only the newest attempt for which it uploaded, and only one attempt of a round.
+5. After unsealing, it makes no further upload in that round.
+6. It refuses a cohort without itself, with strangers, below `min_clients`, or with a threshold at which two sums
+   could be opened.
+7. It releases a share of its own seal only for a client that has unsealed that very attempt, with a signature.
 
-`save` keeps the rules over a restart: store it before a message leaves the process. An old copy must never be
-restored: a client that forgets an upload could mask a second vector with the same stream.
+`save` preserves the rules across a restart: store the state before a message leaves the process. Never restore
+an old
+copy: a client that forgets an upload could mask a second vector with the same stream.
 """
 
 from __future__ import annotations
@@ -110,7 +112,7 @@ class ClientSession(Session):
     def confirmed(self, message: bytes) -> None:
         """Check that every member signed the digest of the roster that this client was shown."""
         if self.roster is None:
-            raise ProtocolAbort("confirmations before a roster")
+            raise ProtocolAbort("confirmations arrived before a roster")
         reader = Reader(self._from_server(message, Kind.CONFIRMED))
         reader.expect_digest(self.roster.digest, "roster")
         signatures = {who: reader.take(primitives.SIGNATURE_BYTES, "a signature") for who in self.roster.members}
@@ -131,7 +133,9 @@ class ClientSession(Session):
         words = np.dtype(f"<u{self.rules.word_bytes}")
         if not isinstance(vector, np.ndarray) or vector.dtype != words or vector.shape != (cohort.dimension,):
             given = f"{vector.dtype} {vector.shape}" if isinstance(vector, np.ndarray) else type(vector).__name__
-            raise ProtocolAbort(f"the vector is {given}, announced are {cohort.dimension} words of {words.name}")
+            raise ProtocolAbort(
+                f"the vector is {given}, but {cohort.dimension} words of {words.name} were announced"
+            )
         masked = np.array(vector, words)  # a copy
         plaintext = primitives.digest(masked.data.cast("B"))
         if answered is not None and not primitives.same(answered.plaintext, plaintext):

@@ -1,6 +1,6 @@
 """How few neighbours are enough: the degree of the mask graph and the threshold, for given dropouts and colluders.
 
-With `neighbours = k` the cohort stands on a ring in an order that a public hash picks, and each client shares
+With `neighbours = k`, the cohort is placed on a ring in an order chosen by a public hash, and each client shares
 masks with the k/2 on either side (the Harary graph of Bell, Bonawitz, Gascón, Lepoint, Raykova, "Secure
 single-server aggregation with (poly)logarithmic overhead", CCS 2020). Pairs then number n·k/2 and not n²/2.
 
@@ -19,8 +19,9 @@ inclusion and exclusion, with S_j = C(g, j)·C(c-jh+g-1, g-1) / C(c+g-1, g-1),
 multiplies S_2 by (g+1)(c+g-k) / ((g-1)(c+g)), which is at most 1 if k(g+1) >= 2(c+g), and then stays so: `degree`
 asks for that too, so that what it finds for a cohort is enough for every larger one with as many colluders.
 
-The hash stands for a random order, and the colluders are fixed before it is known. A server that deviates can try
-other cohorts until an order suits it: allow for that with a smaller `failure`, or use all neighbours.
+This treats the hash as a random order and assumes that the colluders are fixed before it is known. A server that
+deviates can try other cohorts until an order suits it: allow for that with a smaller `failure`, or use all
+neighbours.
 """
 
 from __future__ import annotations

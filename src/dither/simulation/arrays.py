@@ -399,7 +399,7 @@ class Scored(NamedTuple):
 
 
 def named_score(model: models.Model, total: Array, y: Array, weights: Array) -> dict[str, Array]:
-    """Accuracy, or R² from the squared error (0 where all labels are the same), of labels with weights that sum to
+    """Accuracy, or R² from the squared error (0 if all labels are the same), of labels with weights that sum to
     1."""
     if model.task != "regression":
         return {"test_accuracy": total}

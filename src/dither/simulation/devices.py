@@ -50,7 +50,7 @@ def connect(coordinator: str, *, count: int, number: int, on_wait: Callable[[], 
 def _split_cpu() -> None:
     """Show each core as a device, so that clients of larger models can share them.
 
-    Programs for one device still use all cores. DITHER_DEVICES sets the number. Does nothing where it was chosen
+    Programs for one device still use all cores. DITHER_DEVICES sets the number. Does nothing if it was chosen
     before: by XLA_FLAGS, by JAX's own option, or because JAX has already computed something.
     """
     wish = os.environ.get("DITHER_DEVICES", "")

@@ -134,7 +134,7 @@ def connect(
 
 
 def disconnect() -> None:
-    """Disconnect; every process must, at about the same time. Does nothing where the others are lost."""
+    """Disconnect; every process must, at about the same time. Does nothing if the others are lost."""
     global _count, _number, _parted
     _parted = _parted or _count > 1
     connected = _count > 1 and not _lost

@@ -14,7 +14,6 @@ and any number of rounds. Rounds are counted by a traced loop bound: no memory g
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -733,24 +732,10 @@ def planned_cohorts(
         if size == num_clients:
             drawn = np.broadcast_to(np.arange(num_clients, dtype=np.int32), (len(rounds), num_clients))
         else:
-            # Filled up to a power of two: specs of a sweep that differ in their rounds share a compilation.
-            padded = np.zeros(1 << (len(rounds) - 1).bit_length(), np.int32)
-            padded[: len(rounds)] = rounds
-            everything = _draw_cohorts(np.uint32(seed), padded, num_clients=num_clients, size=int(size))
-            drawn = np.asarray(everything)[: len(rounds)]
+            drawn = sampling.planned_cohorts(seed, rounds, num_clients, int(size))
         for at, chosen in zip(rounds, drawn, strict=True):
             cohorts[at] = chosen
     return cohorts
-
-
-@partial(jax.jit, static_argnames=("num_clients", "size"))
-def _draw_cohorts(seed: Array, rounds: Array, *, num_clients: int, size: int) -> Array:
-    stream = noise.stream(seed, "cohort")
-
-    def cohort(index: Array) -> Array:
-        return sampling.cohort(noise.for_round(stream, index), num_clients, size)
-
-    return jax.lax.map(cohort, rounds, batch_size=256)  # all at once would hold a mark a client and round
 
 
 def client_keys(root: Any, index: Array, client: Array, noise_root: Any = None) -> Keys:

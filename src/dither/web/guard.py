@@ -1,8 +1,8 @@
 """Who may ask, and what an answer may do in a browser.
 
-On a loopback address only requests that name a loopback host are answered, so that no web site can reach the page
-by pointing its own name here. On any other address a random token is asked for: it is in the printed address, and
-a cookie afterwards. Every answer forbids outside hosts and inline scripts.
+On a loopback address, only requests that name a loopback host are answered, so no web site can reach the page
+by pointing its own name here. On any other address a random token is required: it is part of the printed
+address, and a cookie afterwards. Every answer forbids outside hosts and inline scripts.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class RunIndex:
         return f"{self._epoch}-{self._look}"
 
     def since(self, position: str) -> tuple[str, Changes | None]:
-        """The position now and what changed after another one; None where that one is of another index (the
+        """The position now and what changed after another one; None if that one is of another index (the
         program was started again): then everything may have changed."""
         epoch, _, look = position.partition("-")
         with self._lock:
@@ -173,7 +173,7 @@ class LedgerReader:
         self._lock = threading.Lock()
 
     def left(self, charge: LedgerCharge | None) -> dict[str, Any] | None:
-        """The budget of the data set that a run was charged to; None where there is no such budget."""
+        """The budget of the data set that a run was charged to; None if there is no such budget."""
         if self.path is None or charge is None or not self.path.is_file():
             return None
         try:
@@ -327,7 +327,7 @@ def _proven(epsilon: Epsilon) -> Row | None:
 
 
 def _attacked(rows: list[Row], privacy: Mapping[str, Any]) -> Row | None:
-    """The largest attacked ε, of the spec's view where that was attacked."""
+    """The largest attacked ε, of the spec's view if that was attacked."""
     rows = [row for row in rows if row.get("view") == privacy.get("view")] or rows
     values = [(number(section(row, "attacked").get("value")), row) for row in rows]
     attacked = [(value, row) for value, row in values if value is not None]

@@ -1,9 +1,9 @@
 """The noise that a privacy budget needs, fast enough to follow a slider: a few evaluations of the accountant.
 
-Fixed are: a server that sees every upload, equally many records for every client, logistic regression, and
-Poisson batches where the method takes them. Where only some clients take part in a round, the cohorts are not
-drawn yet: the plan counts as many participations as no client exceeds with 95% probability. The copied spec has
-`privacy.noise = "proven"`, so that the run solves for the noise of the cohorts that it draws.
+The plan assumes a server that sees every upload, equally many records for every client, logistic regression, and
+Poisson batches if the method takes them. If only some clients take part in a round, the cohorts are not drawn yet:
+the plan counts the number of participations that, with 95% probability, no client exceeds. The copied spec has
+`privacy.noise = "proven"`, so the run solves for the noise of the cohorts that it draws.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The ledger: what was ever released of whose data, durable, and a budget that cannot be overspent.
+"""The ledger: a durable record of everything that was released about each data set, with budgets that cannot be
+overspent.
 
     entries   budgets, charges and their canonical text
     sketch    which records a data set holds, keyed
@@ -7,16 +8,16 @@
     filter    what several runs cost together, when later ones are chosen after looking at earlier ones
     ledger    `Ledger`, which ties them together
 
-A ledger is one SQLite file. For each (data set, client) it keeps every release that any run made, as releases and
-not as ε, so that a budget may be stated for another δ, view or adjacency later. A charge is committed **before**
-the release leaves, so a crash can only over-count. The check of all budgets and the new entry are one transaction,
-alone among all processes.
+A ledger is one SQLite file. For each (data set, client) it keeps every release that any run made. It stores
+releases, not ε, so a budget may later be stated for another δ, view or adjacency. A charge is committed **before**
+the release leaves, so a crash can only over-count. Checking all budgets and writing the new entry are one
+transaction, exclusive among all processes.
 
 What ε means here. It is `accounting.proven` over all participations ever charged, at the budget's δ, view and
-adjacency, participation as it happened. Nothing assumed is counted, and where there is no proof ε is ∞ and a
+adjacency, with participation as it happened. Assumptions are not counted. If there is no proof, ε is ∞ and a
 client with a budget cannot pay. Shuffled epochs do not continue from one run to the next. Later runs may be
-chosen by looking at earlier ones: over runs, ε is that of a privacy filter (`filter`, R10). With its first charge
-each run registers what all of it will reveal. `Spent.not_covered` names what the filter does not cover.
+chosen by looking at earlier ones: over runs, ε is that of a privacy filter (`filter`, R10). With its first charge,
+each run registers everything it will reveal. `Spent.not_covered` names what the filter does not cover.
 
 What the file protects against. Every entry carries an HMAC over the previous one's and its own content, under
 a random key in a file beside the ledger (mode 0600). Without the key, nobody can
@@ -29,15 +30,16 @@ What is detected **with an anchor** (one in the user's state folder is always ke
 files kept apart, or heads that somebody remembers):
 
 - the newest entries deleted, the file restored from an older copy, or its -wal file removed after a crash;
-- two copies of one ledger that are both charged: each looks right alone, an anchor has seen only one of them;
+- two copies of one ledger that are both charged: each looks right by itself, but an anchor has seen only one of
+  them;
 - the ledger deleted together with its key, or another one in its place.
 
-The same records in another file are known again by a keyed sketch (`sketch`, with its limits), also in another
-ledger of the same user.
+A keyed sketch recognises the same records in another file (`sketch` states its limits), also in another ledger of
+the same user.
 
 What is **not detected** at all:
 
-- whoever holds the key can rewrite the whole chain; only anchors beyond their reach show it;
+- someone who holds the key can rewrite the whole chain; only anchors beyond their reach show it;
 - an anchor that is rolled back or deleted together with the ledger, and entries newer than every anchor;
 - records whose values were changed before they are charged, and a client that comes under another name;
 - releases that a program makes without charging them.

@@ -1,11 +1,10 @@
 """A run and the ledger: what its coming rounds will reveal, charged before they are computed.
 
-Whose account? A record may sit with client 3 today and with client 5 tomorrow, or be dealt out by another
-column: so every run is charged to the account "every record" with what its most exposed client reveals, and the
-budget of a data set holds for that account. With `data.partition = "column"` each institution has an account of
-its own besides, which its own budget may limit further. Where each institution has a file of its own, each file is
-a data set of its own, charged with what its client reveals: as in a federation, where the institution's own ledger
-has the same entries.
+Whose account? A record may belong to client 3 today and to client 5 tomorrow, or be partitioned by another
+column. So every run is charged to the account "every record" with what its most exposed client reveals, and the
+budget of a data set holds for that account. With `data.partition = "column"`, each institution also has its own
+account, which its own budget may limit further. If each institution has its own file, each file is its own data
+set, charged with what its client reveals. In a federation, the institution's own ledger has the same entries.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ def data_id(ledger: Ledger, *, path: str = "", name: str = "", digest: str = "")
 
 
 class Spending:
-    """The account of one run in a ledger. `clients` are their names where each has an account of its own; where
-    the data set is the file of one `client`, only what that one reveals is charged. With `replay` the same bits
-    leave again when rounds are made again (seeded noise)."""
+    """The account of one run in a ledger. `clients` are their names if each has its own account. If the data set
+    is the file of one `client`, only what that client reveals is charged. With `replay`, repeated rounds release
+    the same bits (seeded noise)."""
 
     def __init__(
         self,

@@ -1,23 +1,23 @@
-"""Which records a data set holds, as a keyed sketch: enough to see that two data sets share records, and nothing
-to one without the key.
+"""Which records a data set holds, as a keyed sketch: it shows whether two data sets share records, and reveals
+nothing without the key.
 
 Each record is a 64-bit number (`dither.data.hashing`). SipHash-2-4 (Aumasson and Bernstein 2012) maps it to one
-that looks random to whoever lacks the key. The sketch of a data set is the K smallest of its distinct numbers
+that looks random without the key. The sketch of a data set is the K smallest of its distinct numbers
 (bottom-k sampling, Cohen and Kaplan 2007): a uniform sample of its distinct records, the same ones wherever they
 are met again.
 
-How much is shared. Let t be the largest number in B's sketch (∞ where it holds all of B), b the size of that
-sketch, a = |A below t| and x = |A and B below t|; x is counted over all of A, which is at hand when it is asked.
+How much is shared. Let t be the largest number in B's sketch (∞ if it holds all of B), b the size of that
+sketch, a = |A below t| and x = |A and B below t|; x is counted over all of A, which is available at that time.
 Given their counts, the records of B below t are a uniform sample of B and those of A one of A. So x/b estimates
 the share of B that is in A and x/a the share of A that is in B, with variance at most p(1-p)/b and p(1-p)/a. The
 larger of the two, x/m with m = min(a, b), is the share p of the smaller set.
 
-When that is too much. With p above 1% at most x of m are shared with probability about P[Bin(m, 1%) <= x] or
-less. So two data sets pass where x = 0, and where this probability is at most 1%. A share above 1% is then
-overlooked with probability 1% at most where m >= 459 (0.99^459 = 1%), and below that only where not one shared
+When that is too much. If p is above 1%, at most x of m are shared with probability about P[Bin(m, 1%) <= x] or
+less. So two data sets pass if x = 0, or if this probability is at most 1%. A share above 1% is then
+overlooked with probability at most 1% if m >= 459 (0.99^459 = 1%), and for smaller m only if no shared
 record is in the sample. If one set is r times as large as the other, m is about K/r: small parts of very large
-sets do not show. Where the sketch holds all of B (fewer than K records) x/m is exact, and is compared with 1% as
-it is.
+sets do not show. If the sketch holds all of B (fewer than K records), x/m is exact and is compared with 1%
+directly.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BLOCK = 1 << 15  # numbers hashed at a time: they stay in a core's cache
 
 class Sketch(NamedTuple):
     """The K smallest keyed numbers of the records with columns in order, and of those with columns in any
-    order (none where there are too many columns)."""
+    order (none if there are too many columns)."""
 
     ordered: np.ndarray
     mixed: np.ndarray
@@ -61,7 +61,7 @@ class Scan(NamedTuple):
     present: tuple[np.ndarray, ...]
 
     def shared(self, other: Sketch) -> float:
-        """The estimated share of the smaller data set that is in both; 0 where it may be chance."""
+        """The estimated share of the smaller data set that is in both; 0 if it may be chance."""
         ordered, mixed = (_distinct(each) for each in self.sketch)
         # Rows that only the order of their columns tells apart say nothing without it.
         kinds = [0, 1] if 2 * mixed >= ordered else [0]

@@ -65,7 +65,7 @@ class BoundGrid:
 
     @property
     def vacuous(self) -> bool:
-        """True where even the best bound promises no more than the initial model."""
+        """True if even the best bound promises no more than the initial model."""
         return not float(self.total[self.best]) < self.trivial
 
 
@@ -83,7 +83,7 @@ class ProblemConstants:
     """The constants of a loss that the bounds need; `sources` says where each comes from."""
 
     smoothness: float  # L, ρ
-    strong_convexity: float  # μ, λ; 0 where there is none
+    strong_convexity: float  # μ, λ; 0 if there is none
     pl_constant: float  # l: |∇f|² >= 2 l (f - f*)
     lipschitz: float  # the longest gradient of the whole loss
     example_lipschitz: float  # the longest gradient of one record: with this clip nothing is clipped

@@ -50,7 +50,7 @@ def base_spec(
 ) -> tuple[Spec, dict[str, tuple[Any, ...]]]:
     """The spec with the asked budget and facts, and the values that the user gives, by key.
 
-    `facts` are spec keys with their values: the budget, clients, model, view and neighbours; None where not given.
+    `facts` are spec keys with their values: the budget, clients, model, view and neighbours; None if not given.
     """
     base, values, given = Spec.from_any(what), dict(values), dict(grid)
     asked = {

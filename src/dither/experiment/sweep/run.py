@@ -423,7 +423,7 @@ def differing(specs: Sequence[Spec]) -> list[str]:
 
 
 def _check_private(specs: Sequence[Spec], folder: str | Path | None) -> None:
-    """`SpecError` where the runs of a sweep over private records could not be compared, or not be kept."""
+    """`SpecError` if the runs of a sweep over private records could not be compared, or not be kept."""
     path = specs[0].data.title
     if distributed.count() > 1:
         raise SpecError(f"{path!r} holds private records, whose runs {distributed.count()} processes cannot share")

@@ -1,8 +1,8 @@
 """FLARE's own processes: its server, with the job that is submitted to it, and at each party its client.
 
-FLARE takes a client that dies out of the running job. So the client is not a child of `dither join`, which may be
-killed and started again at any time, but of a small process, the relay, which ends when no `dither join` has used
-the party's folder for a while, and starts the client again when that dies.
+FLARE removes a client that dies from the running job. The client is therefore not a child of `dither join`,
+which may be killed and restarted at any time, but of a small process, the relay. The relay restarts the client
+if it dies, and ends when no `dither join` has used the party's folder for a while.
 
     python -m dither.federation.nvflare.system FOLDER
 """
