@@ -150,8 +150,10 @@ def evaluate(
     ledger: common.LedgerFile = None,
     new_ledger: common.NewLedger = False,
 ) -> None:
-    """Score a trained run on a file, next to a constant prediction. Without --epsilon the scores are exact:
-    do not publish them."""
+    """Score a trained run on a file, next to a constant prediction.
+
+    Without --epsilon the scores are exact: do not publish them.
+    """
     from dither.experiment.metrics import NAMES
     from dither.experiment.report import load
 

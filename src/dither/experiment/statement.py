@@ -175,7 +175,9 @@ def _html(sentence: str) -> str:
 def statement(run: Report | str | Path, *, party: str = "", ledger: str | Path | None = None) -> Statement:
     """The statement of a finished run; `party` names one institution of a federation."""
     report = run if isinstance(run, Report) else load(run)
-    row = report.epsilon.main[0]
+    # Of the run, also if the spec asks about one message: all messages reveal more than one.
+    rows = [row for row in report.epsilon.main if not row.unit.startswith("message")]
+    row = rows[0] if rows else report.epsilon.proven()
     composition, total = _composition(report, ledger)
     sections = (
         _in_short(report, row, total),
@@ -187,7 +189,7 @@ def statement(run: Report | str | Path, *, party: str = "", ledger: str | Path |
         _mechanism(report),
         _usefulness(report),
         _not_covered(report, row),
-        _evidence(report),
+        _evidence(report, row),
     )
     who = f", {party}" if party else ""
     names = ", ".join(Path(each).name for each in report.data.split(", "))
@@ -387,8 +389,8 @@ def _not_covered(report: Report, row: ProvenRow) -> Section:
     return Section("What is not covered?", tuple(f"- {text}" for text in texts))
 
 
-def _evidence(report: Report) -> Section:
-    row, claim = report.epsilon.main[0], report.epsilon.claimed
+def _evidence(report: Report, row: ProvenRow) -> Section:
+    claim = report.epsilon.claimed
     head = ("kind", "ε", "how it was obtained")
     table = [
         ("claimed", epsilon_text(claim.value), f"the paper's formula, {claim.source}, per {claim.unit}"),
