@@ -322,7 +322,7 @@ def _print_project(done: Project) -> None:
     typer.echo(f"one ε = {done.epsilon.epsilon:.4g} at δ = {done.epsilon.delta:.5g} {covers}")
     for text in gaps:
         typer.echo(f"not covered: {text}")
-    typer.echo(f"in {done.folder}: schema.toml, spec.toml, run/ (the model), federation.toml, project.json")
+    typer.echo(f"in {done.folder}: schema.toml, run/ (the model), federation.toml, project.json")
     typer.echo(f"next: dither account {done.folder / 'run'}; dither statement {done.folder / 'run'}")
     served = done.folder / "federation.toml"
     typer.echo(f"to leave each table with its owner: dither serve {served} (docs/deployment.md)")

@@ -240,7 +240,7 @@ def _row(files: RunFiles) -> Row:
         "complete": report is not None,
         "stopped": text_of(report.stopped) if report else "",
         "method": text_of(spec.get("method", report.method if report else "?")),
-        "data": text_of(data.get("path") or data.get("name") or (report.data if report else "?")),
+        "data": _file_names(data.get("path")) or text_of(data.get("name") or (report.data if report else "?")),
         "own_data": bool(data.get("path")),
         "model": text_of(section(spec, "model").get("name", "?")),
         "seed": spec.get("seed", 0),
@@ -261,6 +261,12 @@ def _row(files: RunFiles) -> Row:
         "ledger": report.ledger if report else None,
         "interval": _interval(metrics),
     }
+
+
+def _file_names(path: Any) -> str:
+    """What own records are called in a row: their files, without folders."""
+    first, *others = [Path(each).name or each for each in text_of(path or "").splitlines()] or [""]
+    return f"{first} and {len(others)} more" if others else first
 
 
 def state_of(row: Mapping[str, Any], now: float) -> tuple[str, str]:
