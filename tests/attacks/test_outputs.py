@@ -52,7 +52,7 @@ def write_table(path: Path, *, other: bool = False) -> Path:
     age, weight = generator.uniform(20, 90, 160), generator.uniform(40, 120, 160)
     sick = np.where(age + generator.normal(0, 10, 160) > 55, "yes", "no")
     if other:
-        age[7], sick[7] = 89.0, "no"
+        age[7], weight[7], sick[7] = 90.0, 120.0, "no"
     rows = [f"{a:.1f},{w:.1f},{s}" for a, w, s in zip(age, weight, sick, strict=True)]
     path.write_text("age,weight,sick\n" + "\n".join(rows) + "\n")
     schema = path.with_suffix(".toml")
@@ -165,12 +165,14 @@ def released(folder: Path) -> dict[str, str]:
 
 def test_where_the_model_does_not_move_released_files_of_two_worlds_are_the_same(tmp_path):
     """A rate that rounds to 0 keeps the model as it began: whatever still differs is not covered by any noise. The
-    worlds differ in a training record and in a test record that nobody called public."""
+    worlds differ in a training record, the only one that is clipped, and in a test record that nobody called
+    public. digests.json told how long the lines with the share of clipped gradients are."""
     files, test = [], tmp_path / "test.csv"
     for world in (False, True):
         path = write_table(tmp_path / "t.csv", other=world)
         write_table(test, other=world)
-        values = {"randomness": "seeded", "client_lr": 1e-60, "data.test_path": str(test)}
+        values = {"randomness": "seeded", "client_lr": 1e-60, "data.test_path": str(test), "cohort_size": 4}
+        values |= {"batch_sampling": "full", "sampling_rate": 0.0, "privacy.clip_norm": 0.86}
         spec, folder = own_spec(path, **values), tmp_path / f"run-{world}"
         made = dither.run(
             spec, out=folder, ledger=tmp_path / f"{world}.sqlite", new_ledger=True, checkpoint_seconds=0
@@ -180,8 +182,10 @@ def test_where_the_model_does_not_move_released_files_of_two_worlds_are_the_same
         digest = json.loads((folder / "local" / "provenance.json").read_text())["data_digest"]
         assert not any(digest in text for text in files[-1].values())
         assert made.local.train_loss > 0
+        assert (runs.RunFolder(folder).local_metrics()[0]["clipped"] > 0) == world
     first, second = files
-    del first["digests.json"], second["digests.json"]  # of the files, with their times; of local ones with a key
+    for texts in files:  # of the files, with their times; of local ones with a key
+        texts["digests.json"] = re.sub("[0-9a-f]{64}", "", texts["digests.json"])
     assert first.keys() == second.keys()
     assert {name for name in first if first[name] != second[name]} == set()
 

@@ -16,6 +16,7 @@ from dither.experiment.private_schema import Wanted
 from dither.experiment.statement import statement
 from dither.experiment.statistics import Estimate
 from dither.spec import Spec
+from dither.web.files import SafeFolder
 from tests.experiment.test_private_schema import clinic
 
 
@@ -103,7 +104,10 @@ def test_one_epsilon_covers_everything(folder, tmp_path):
     report = account(out / "run")
     assert [part.epsilon for part in report.split] == pytest.approx([*parts, together])
     assert not any("split" in text or "preprocessing" in text for text in report.epsilon.main[0].not_covered)
-    assert "| 3 |" in statement(out / "run").to_markdown()  # three runs on each file
+    text = statement(out / "run").to_markdown()
+    assert "| 3 |" in text  # three runs on each file
+    assert f"comes to ε = {together:.3g}" in text
+    assert list(SafeFolder(tmp_path).runs()) == ["out/run"]  # what the page shows
     # the budget of every file is spent: nothing more can be taken from it
     ledger = Ledger(book)
     assert {spent.budget.epsilon for each in ledger.datasets() for spent in ledger.spent(each)} == {6.0}

@@ -150,8 +150,10 @@ def evaluate(
     ledger: common.LedgerFile = None,
     new_ledger: common.NewLedger = False,
 ) -> None:
-    """Score a trained run on a file, next to a constant prediction. Without --epsilon the scores are exact:
-    do not publish them."""
+    """Score a trained run on a file, next to a constant prediction.
+
+    Without --epsilon the scores are exact: do not publish them.
+    """
     from dither.experiment.metrics import NAMES
     from dither.experiment.report import load
 
@@ -320,7 +322,7 @@ def _print_project(done: Project) -> None:
     typer.echo(f"one ε = {done.epsilon.epsilon:.4g} at δ = {done.epsilon.delta:.5g} {covers}")
     for text in gaps:
         typer.echo(f"not covered: {text}")
-    typer.echo(f"in {done.folder}: schema.toml, spec.toml, run/ (the model), federation.toml, project.json")
+    typer.echo(f"in {done.folder}: schema.toml, run/ (the model), federation.toml, project.json")
     typer.echo(f"next: dither account {done.folder / 'run'}; dither statement {done.folder / 'run'}")
     served = done.folder / "federation.toml"
     typer.echo(f"to leave each table with its owner: dither serve {served} (docs/deployment.md)")

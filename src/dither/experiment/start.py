@@ -208,7 +208,6 @@ def start_project(
     drafted.schema.save(folder / "schema.toml")
     on_step("choosing the noise")
     spec = training_spec(plan, folder / "schema.toml", values)
-    write_text(folder / "spec.toml", spec.to_toml())
     write_text(folder / "federation.toml", federation_toml(plan, values))
     on_step("training")
     report = run(spec, out=folder / "run", ledger=book.path, new_ledger=new_ledger, **options)

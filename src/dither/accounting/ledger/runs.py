@@ -38,9 +38,9 @@ def data_id(ledger: Ledger, *, path: str = "", name: str = "", digest: str = "")
 
 
 class Spending:
-    """The account of one run in a ledger. `clients` are their names where each has an account of its own; where
-    the data set is the file of one `client`, only what that one reveals is charged. With `replay` the same bits
-    leave again when rounds are made again (seeded noise)."""
+    """The account of one run in a ledger. `clients` are their names if each has its own account. If the data set
+    is the file of one `client`, only what that client reveals is charged. With `replay`, repeated rounds release
+    the same bits (seeded noise)."""
 
     def __init__(
         self,
