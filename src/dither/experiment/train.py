@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from dither.accounting import ClientRange
-from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, data_id
+from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, data_id, rounds_in
 from dither.data import Dataset, file_digest, hash_records
 from dither.errors import BudgetExhausted, ClientRefused, DataError, DitherError, RunExists, SpecError
 from dither.experiment import build, plots
@@ -447,8 +447,11 @@ def _account_for(recorder: _Recorder, outcome: _Outcome) -> Report:
     """The report of the rounds that were made: scores, proven ε, traffic, and notes on what went wrong."""
     folder, spec, missing = recorder.folder, recorder.spec, outcome.missing
     experiment = recorder.experiment.first_rounds(outcome.rounds)
-    # Also what was undone and never made again.
-    released = recorder.experiment.realised(folder.begun()) if recorder.fresh else experiment
+    # Also what was undone and never made again; and what only the ledger remembers, if the folder is an old copy.
+    begun = folder.begun()
+    if recorder.account is not None:
+        begun = max(begun, recorder.account.stretches(), key=rounds_in)
+    released = recorder.experiment.realised(begun) if recorder.fresh else experiment
     repeated = len(released.cohorts) - len(experiment.cohorts)
     if repeated:  # how undone rounds ended is unknown
         missing = max(missing, build.tolerated(spec))
