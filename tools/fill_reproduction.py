@@ -2,8 +2,9 @@
 
 python tools/fill_reproduction.py [results/report.json]
 
-Keys: `counts VIEW`, `status ID VIEW`, `text ID VIEW`, `robust ID`, `robust-counts`, `row FIGURE COLUMN NUMBER` (a
-cell of the figure's first table), `made NAME`, `findings-table`. VIEW is printed, deployed or proven.
+Keys: `counts VIEW`, `status ID VIEW`, `text ID VIEW`, `value ID VIEW NUMBER` (one "difference ± error" of that
+text), `robust ID`, `robust-counts`, `row FIGURE COLUMN NUMBER` (a cell of the figure's first table),
+`findings-table`. VIEW is printed, deployed or proven.
 """
 
 from __future__ import annotations
@@ -41,8 +42,7 @@ class Numbers:
         return str(getattr(self, name.replace("-", "_"))(*arguments))
 
     def counts(self, view: str) -> str:
-        plural = {"holds": "hold", "fails": "fail", "inconclusive": "are inconclusive"}
-        return ", ".join(f"{n} {plural.get(status, status)}" for status, n in counts(self.findings, view).items())
+        return counts(self.findings, view)
 
     def status(self, criterion: str, view: str = "printed") -> str:
         return self._by_id[criterion].status(view)
@@ -50,6 +50,9 @@ class Numbers:
     def text(self, criterion: str, view: str = "printed") -> str:
         verdict = getattr(self._by_id[criterion], view)
         return verdict.text if verdict else "–"
+
+    def value(self, criterion: str, view: str, number: str) -> str:
+        return re.findall(r"[+-][\d.e-]+ ± [\d.e-]+", self.text(criterion, view))[int(number)].replace("-", "−")
 
     def robust(self, criterion: str) -> str:
         return self._by_id[criterion].robust_text or "not judged with open settings changed"
@@ -63,10 +66,6 @@ class Numbers:
 
     def row(self, figure: str, column: str, number: str) -> str:
         return str(self.figures[figure]["tables"][0]["rows"][int(number)][column.replace("_", " ")])
-
-    def made(self, name: str) -> str:
-        value = self.report["made"][name]
-        return f"{value:,.0f}" if isinstance(value, int | float) else str(value)
 
     def findings_table(self) -> str:
         heads = ["finding", "what the paper finds", *VIEW_TITLES.values(), "with open settings changed"]

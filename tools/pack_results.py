@@ -11,6 +11,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shutil
 import sys
 import textwrap
 from collections import Counter
@@ -23,6 +24,9 @@ from dither.reproduction.drawing import DPI
 from dither.reproduction.figure import VIEW_TITLES, paper
 from dither.reproduction.judging import JudgedCriterion
 from dither.reproduction.report import counts
+
+IMAGES = Path(__file__).parent.parent / "docs" / "images"
+DISCUSSED = ("nbafl-fig10-printed", "dp-scaffold-fig4-printed", "cpfed-fig4-deployed")  # in docs/reproduction.md
 
 
 def main(report: Path, out: Path, note: str = "") -> None:
@@ -39,6 +43,8 @@ def pack_pictures(report: Path, out: Path) -> None:
     """Pictures without losses, drawings and numbers compressed."""
     for path in sorted(report.glob("*.png")):
         Image.open(path).convert("RGB").save(out / path.name, optimize=True, dpi=(DPI, DPI))
+    for name in DISCUSSED:
+        shutil.copy(out / f"{name}.png", IMAGES / f"reproduction-{name.rpartition('-')[0]}.png")
     for path in sorted([*report.glob("*.csv"), *report.glob("*.svg")]):
         text = path.read_text()
         if path.suffix == ".svg":  # a tenth of a point is finer than any screen
@@ -49,31 +55,33 @@ def pack_pictures(report: Path, out: Path) -> None:
 
 
 def page(content: dict, note: str) -> str:
-    made, figures = content["made"], content["figures"]
+    figures = content["figures"]
     devices = Counter(name for figure in figures for name in figure["devices"])
     versions = sorted({version for figure in figures for version in figure["versions"]})
-    tally = counts(decode(JudgedCriterion, claim) for figure in figures for claim in figure["claims"])
-    verdicts = ", ".join(f"{number} {status}" for status, number in tally.items())
+    verdicts = counts(decode(JudgedCriterion, claim) for figure in figures for claim in figure["claims"])
     runs = f"""
-        Runs: `python -m dither.reproduction all --scale {content["scale"]} --robust robust --cache CACHE --jobs 16
-        --only-compute` on {", ".join(sorted(devices))} ({"; ".join(versions)}): {made["runs"]:,} runs,
-        {made["missing"]} missing. {note} Drawn by the same command without `--only-compute` and packed by
-        `python tools/pack_results.py`. Five seeds and up to 30, the papers' grids (each figure's entry in
-        `report.json` says how many, with settings, numbers, ε and devices). EMNIST ByMerge stands in for EMNIST
-        Balanced. `*.csv.gz` hold every point of every figure: `view,panel,line,metric,x,seed,value`. Pictures
-        (one a view, as wide as a column) can be drawn again from them by `python tools/redraw.py`. `*.svg.gz`
-        are the pictures as drawings (`gunzip -k results/*.svg.gz`)."""
+        The runs are those of `python -m dither.reproduction all --scale {content["scale"]} --robust robust --cache
+        CACHE --jobs 16 --only-compute` on {", ".join(sorted(devices))} ({"; ".join(versions)}). {note}
+        The same command without `--only-compute` drew the figures, and `python tools/pack_results.py` packed them.
+        Each figure has the paper's grid and 5 to 30 seeds; its entry in `report.json` has the settings, numbers, ε
+        and devices. EMNIST ByMerge replaces EMNIST Balanced."""
+    files = """
+        Each view of a figure is a picture as wide as a column of a paper, as `*.png` and `*.svg.gz` (`gunzip -k
+        results/*.svg.gz`). `*.csv.gz` hold every point of every figure: `view,panel,line,metric,x,seed,value`.
+        `python tools/redraw.py` draws all pictures again from these numbers, as PDF too."""
     criteria = f"""
-        Criteria as printed: {verdicts}. "As deployed" is Dither's own form of the method, where it differs; "at
-        equal proven ε" the same criterion with noise set by the accountant; – where that is not judged. The column
-        after these says how the criterion fares where a setting that the paper leaves open is changed, at the
-        smaller scale `robust`. `docs/reproduction.md` discusses the results.
-        A criterion that fails is a result: the last column says what is known about the reason, with errata.
-        `dither reproduce all` makes the same report at a smaller scale in minutes."""
+        As printed, {verdicts}. "As deployed" is Dither's own form of the method, where it differs. "At
+        equal proven ε" is the same criterion with noise set by the accountant; – means that it is not judged. The
+        next column says whether the criterion still holds when a setting that the paper leaves open is changed, at
+        the smaller scale `robust`. A criterion that fails is a result too: the last column gives the reason where
+        it is known, with errata. `docs/reproduction.md` discusses the results. `dither reproduce all` makes the
+        same report at a smaller scale."""
     lines = [
         f"# The {len(figures)} figures at {content['scale']} scale",
         "",
         wrapped(runs),
+        "",
+        wrapped(files),
         "",
         wrapped(criteria),
         "",

@@ -2,7 +2,8 @@
 
 python tools/redraw.py [results] [report.html]
 
-With a second argument it also writes the report, with the pictures inside.
+The pictures are written as PNG, compressed SVG and PDF. With a second argument it also writes the report, with the
+pictures inside.
 """
 
 from __future__ import annotations

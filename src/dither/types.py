@@ -21,7 +21,7 @@ Array = Any  # a jax.Array inside a traced function, a NumPy array on the host
 PyTree = Any  # nested tuples, dicts, named tuples of arrays
 Params = PyTree
 ServerState = PyTree
-ClientState = PyTree  # () where a method keeps none
+ClientState = PyTree  # () if a method keeps none
 Message = PyTree  # what the server broadcasts
 Upload = PyTree  # what leaves a client, already scaled by its weight
 Key = Any  # a JAX key, or another source of randomness that privacy.noise understands
@@ -115,7 +115,7 @@ class Sampling(NamedTuple):
     truncation: float = 0.0
     batch_size: int = 0
     population: int = 0
-    fixed_rate: bool = True  # False where the rate follows the client's record count: no proof under add/remove
+    fixed_rate: bool = True  # False if the rate follows the client's record count: no proof under add/remove
 
 
 class ExactNoise(NamedTuple):

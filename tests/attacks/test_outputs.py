@@ -52,7 +52,7 @@ def write_table(path: Path, *, other: bool = False) -> Path:
     age, weight = generator.uniform(20, 90, 160), generator.uniform(40, 120, 160)
     sick = np.where(age + generator.normal(0, 10, 160) > 55, "yes", "no")
     if other:
-        age[7], sick[7] = 89.0, "no"
+        age[7], weight[7], sick[7] = 90.0, 120.0, "no"
     rows = [f"{a:.1f},{w:.1f},{s}" for a, w, s in zip(age, weight, sick, strict=True)]
     path.write_text("age,weight,sick\n" + "\n".join(rows) + "\n")
     schema = path.with_suffix(".toml")
@@ -116,6 +116,25 @@ def test_a_run_killed_and_resumed_with_fresh_noise_reports_what_the_ledger_does(
     assert proven(made.summary)["replace-one"] > planned["replace-one"]
 
 
+@pytest.mark.slow
+def test_a_folder_put_back_from_a_copy_reports_what_was_released_meanwhile(tmp_path):
+    """The copy knows nothing of rounds that were made after it, and makes them again with other noise."""
+    path, book, folder = write_table(tmp_path / "t.csv"), tmp_path / "ledger.sqlite", tmp_path / "run"
+    spec = own_spec(path, cohort_size=4, num_rounds=4)
+    with pytest.raises(Killed):
+        dither.run(spec, out=folder, ledger=book, checkpoint_seconds=0, on_evaluation=killed_after(1))
+    shutil.copytree(folder, tmp_path / "copy")
+    before = dither.run(spec, resume=folder, ledger=book)
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "copy", folder)
+    after = dither.run(spec, resume=folder, ledger=book)
+    ledger = Ledger(book)
+    (spent,) = ledger.spent(ledger.datasets()[0], delta=spec.privacy.delta, adjacency="zero-out")
+    assert proven(after.summary)["zero-out"] == pytest.approx(spent.epsilon, rel=1e-12)
+    assert spent.epsilon > proven(before.summary)["zero-out"]
+    assert (before.repeated_rounds, after.repeated_rounds) == (0, 2)
+
+
 @pytest.mark.parametrize("more", [1.0001, pytest.param(1.1, marks=pytest.mark.slow)])
 def test_rounds_that_were_undone_count_also_where_a_budget_forbids_to_make_them_again(tmp_path, more):
     """Rounds 4 and 5 were made and shown, then undone by a kill; the budget pays again for none, or for one."""
@@ -165,12 +184,14 @@ def released(folder: Path) -> dict[str, str]:
 
 def test_where_the_model_does_not_move_released_files_of_two_worlds_are_the_same(tmp_path):
     """A rate that rounds to 0 keeps the model as it began: whatever still differs is not covered by any noise. The
-    worlds differ in a training record and in a test record that nobody called public."""
+    worlds differ in a training record, the only one that is clipped, and in a test record that nobody called
+    public. digests.json told how long the lines with the share of clipped gradients are."""
     files, test = [], tmp_path / "test.csv"
     for world in (False, True):
         path = write_table(tmp_path / "t.csv", other=world)
         write_table(test, other=world)
-        values = {"randomness": "seeded", "client_lr": 1e-60, "data.test_path": str(test)}
+        values = {"randomness": "seeded", "client_lr": 1e-60, "data.test_path": str(test), "cohort_size": 4}
+        values |= {"batch_sampling": "full", "sampling_rate": 0.0, "privacy.clip_norm": 0.86}
         spec, folder = own_spec(path, **values), tmp_path / f"run-{world}"
         made = dither.run(
             spec, out=folder, ledger=tmp_path / f"{world}.sqlite", new_ledger=True, checkpoint_seconds=0
@@ -180,8 +201,10 @@ def test_where_the_model_does_not_move_released_files_of_two_worlds_are_the_same
         digest = json.loads((folder / "local" / "provenance.json").read_text())["data_digest"]
         assert not any(digest in text for text in files[-1].values())
         assert made.local.train_loss > 0
+        assert (runs.RunFolder(folder).local_metrics()[0]["clipped"] > 0) == world
     first, second = files
-    del first["digests.json"], second["digests.json"]  # of the files, with their times; of local ones with a key
+    for texts in files:  # of the files, with their times; of local ones with a key
+        texts["digests.json"] = re.sub("[0-9a-f]{64}", "", texts["digests.json"])
     assert first.keys() == second.keys()
     assert {name for name in first if first[name] != second[name]} == set()
 

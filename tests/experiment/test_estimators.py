@@ -9,7 +9,7 @@ from sklearn.datasets import load_diabetes
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.estimator_checks import check_estimator
 
-from dither import PrivateFederatedClassifier, PrivateFederatedRegressor
+from dither import PrivateFederatedClassifier, PrivateFederatedRegressor, load
 
 LOW = [18, 1, 10, 50, 50, 20, 10, 1, 2, 50]
 HIGH = [90, 2, 60, 160, 400, 300, 120, 12, 8, 160]
@@ -34,6 +34,20 @@ def test_a_regressor_learns_over_institutions_at_the_epsilon_it_was_given(tmp_pa
     assert np.array_equal(predicted, model.predict(diabetes.data))
     assert predicted.min() >= 0
     assert predicted.max() <= 400
+
+
+def test_classes_that_were_read_from_the_labels_are_labelled_wherever_the_epsilon_goes(tmp_path):
+    """The note was on the estimator's report alone: the folder, and a statement made from it, knew nothing."""
+    x, y = np.random.default_rng(0).uniform(size=(60, 2)), np.repeat(["a", "b"], 30)
+    for classes in (None, ["a", "b"]):
+        folder = tmp_path / str(classes)
+        model = PrivateFederatedClassifier(
+            feature_bounds=(0, 1), classes=classes, random_state=0, num_rounds=1, out=folder,
+            ledger=tmp_path / f"{classes}.sqlite", new_ledger=True,
+        ).fit(x, y)  # fmt: skip
+        assert set(model.predict(x)) <= {"a", "b"}
+        texts = load(folder).epsilon.proven().not_covered
+        assert any("classes were read" in text for text in texts) == (classes is None)
 
 
 @pytest.mark.slow

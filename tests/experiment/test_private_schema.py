@@ -91,11 +91,46 @@ def test_a_label_of_numbers_is_a_regression_and_declared_classes_are_public():
     assert schema.label.bounds is not None
     assert schema.label.bounds_from == PRIVATE
     low, high = schema.label.bounds
-    assert 1 < low < 4.5
-    assert 7.5 < high < 12
+    doses = np.concatenate([clinic(seed=seed)["dose"] for seed in (0, 1)])  # values but for the rarest, some more
+    (first, last), margin = np.quantile(doses, [0.01, 0.99]), 0.2 * np.ptp(doses)
+    assert doses.min() - margin < low < first
+    assert last < high < doses.max() + margin
     schema, excluded = estimated(Wanted("ill", classes=("yes", "no"), keep=("patient_id",)), epsilon=2.0)
     assert (schema.label.classes, schema.label.classes_from) == (("yes", "no"), PUBLIC)
     assert "patient_id" not in excluded
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (("no", "yes"), ("no", "yes")),
+        ((0, 1), ("0", "1")),
+        (("1", "-1"), ("-1", "1")),
+        ((False, True), ("False", "True")),
+        (("NEG", "POS"), ("NEG", "POS")),
+        (("no", "Yes"), None),  # of two pairs
+        (("healthy", "ill"), None),
+    ],
+)
+def test_usual_classes_are_found_where_no_name_would_be_listed(names, found):
+    """At this ε a name is listed if some 1,000 records of one table have it."""
+    frames = [clinic(1200, seed) for seed in (0, 1)]
+    for frame in frames:
+        frame["ill"] = np.where(frame["ill"] == "yes", names[1], names[0])
+    for seed in range(3):
+        if found is None:
+            with pytest.raises(DataError, match="declare its classes"):
+                estimated(epsilon=0.13, frames=frames, seed=seed)
+        else:
+            assert estimated(epsilon=0.13, frames=frames, seed=seed).schema.label.classes == found
+
+
+def test_a_usual_pair_among_other_labels_is_not_the_classes():
+    """A sixth of the records have a third label: names that enough records have are all listed."""
+    frames = [clinic(seed=seed) for seed in (0, 1)]
+    for frame in frames:
+        frame.loc[::6, "ill"] = "unknown"
+    assert estimated(frames=frames).schema.label.classes == ("no", "unknown", "yes")
 
 
 def test_the_file_says_what_it_cost_and_is_read_back(tmp_path):

@@ -1,4 +1,4 @@
-"""docs/reproduction.md says what results/report.json says."""
+"""docs/reproduction.md says what results/report.json says; two reports are compared verdict by verdict."""
 
 import importlib.util
 import json
@@ -7,14 +7,41 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_write_up_agrees_with_the_results():
-    spec = importlib.util.spec_from_file_location("fill_reproduction", ROOT / "tools" / "fill_reproduction.py")
+def load_tool(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
+    return tool
+
+
+def changed(report):
+    """The report with another verdict on its first finding."""
+    copy = json.loads(json.dumps(report))
+    copy["figures"][0]["claims"][0]["printed"]["status"] = "not judged"
+    return copy
+
+
+def test_the_write_up_agrees_with_the_results():
+    tool = load_tool("fill_reproduction")
     report = json.loads(tool.REPORT.read_text(encoding="utf-8"))
     page = tool.PAGE.read_text(encoding="utf-8")
     assert page.count("<!--/-->") > 30
     assert tool.filled(page, report) == page, "run python tools/fill_reproduction.py"
-    changed = json.loads(json.dumps(report))
-    changed["figures"][0]["claims"][0]["printed"]["status"] = "not judged"
-    assert tool.filled(page, changed) != page
+    assert tool.filled(page, changed(report)) != page
+
+
+def test_two_reports_are_compared_verdict_by_verdict(tmp_path, capsys):
+    tool = load_tool("compare_reports")
+    first, second = ROOT / "results" / "report.json", tmp_path / "report.json"
+    report = json.loads(first.read_text(encoding="utf-8"))
+    second.write_text(json.dumps(changed(report)), encoding="utf-8")
+    assert tool.main(first, first) == tool.main(first, second) == 0
+    same, differing, *_, row = capsys.readouterr().out.splitlines()
+    number = same.split()[0]
+    assert same == f"{number} of {number} verdicts are the same"
+    assert differing == f"{int(number) - 1} of {number} verdicts are the same"
+    assert row.startswith("| SF-A1 | as printed | holds: ")
+    lacking = json.loads(json.dumps(report))
+    lacking["figures"].pop()
+    second.write_text(json.dumps(lacking), encoding="utf-8")
+    assert tool.main(first, second) == 1

@@ -175,7 +175,7 @@ def test_a_share_is_released_only_for_one_who_has_unsealed(five):
     for reason, wrong in [
         ("bad signature", dispute(server, [forged])),
         ("bad signature", dispute(server, [resign(answer, stranger)])),
-        ("upload where shares is due", dispute(server, [resign(answer, clients[other].signing, kind=5)])),
+        ("got upload, expected shares", dispute(server, [resign(answer, clients[other].signing, kind=5)])),
         ("is not about", dispute(server, [resign(answer, clients[other].signing, bytes(32))])),
         ("wrong round", dispute(server, [answer], round_index=1)),
         ("wrong attempt", dispute(server, [answer], attempt=1)),

@@ -55,13 +55,13 @@ def edited(place: int, value: bytes) -> bytes:
         (edited(4, b"\x02"), "protocol version 2, this is version 1"),
         (edited(5, b"\x00"), "unknown kind of message: 0"),
         (edited(5, b"\x0b"), "unknown kind of message: 11"),
-        (edited(5, b"\x07"), "shares where upload is due"),
+        (edited(5, b"\x07"), "got shares, expected upload"),
         (edited(6, b"G"), "upload of another federation, 474646"),
         (edited(50, b"\xff\xff\xff\xff"), "upload with sender 4294967295: only clients send it"),
         (edited(54, struct.pack("<Q", 2**60)), "oversized: upload with 1152921504606846976 bytes, at most"),
         (edited(38, b"\xff" * 8), "upload with round 18446744073709551615, attempt 0: out of range"),
         (edited(46, b"\xff" * 4), "attempt 4294967295: out of range"),
-        (message(kind=Kind.ANNOUNCE, sender=messages.SERVER), "announce where upload is due"),
+        (message(kind=Kind.ANNOUNCE, sender=messages.SERVER), "got announce, expected upload"),
     ],
 )
 def test_each_malformed_message_is_refused_with_the_reason(data, reason):

@@ -88,7 +88,7 @@ def test_survivors_are_announced_as_a_new_attempt(five):
     for who in IDS[1:]:
         server.upload(clients[who].upload(message, values[who]))
     assert server.missing == (2,)
-    refused(server, "clients 2 are not in; reannounce without them", server.unseal)
+    refused(server, "clients 2 have not arrived; reannounce without them", server.unseal)
     message = server.reannounce()
     assert (server.attempt, server.cohort) == (1, IDS[1:])
     for who in IDS[1:]:
@@ -269,7 +269,7 @@ def test_a_client_unseals_only_what_it_uploaded_for(five):
     for reason, changed in [
         ("wrong round: unseal of round 1", {"round_index": 1}),
         ("wrong attempt: unseal of 1", {"attempt": 1}),
-        ("speaks of another cohort", {"payload": bytes(32) + body[32:]}),
+        ("is about another cohort", {"payload": bytes(32) + body[32:]}),
         ("the committee is", {"payload": body[:32] + struct.pack("<I", 1) + body[36 : 36 + 65]}),
         ("oversized, 65 bytes too many", {"payload": body + body[36 : 36 + 65]}),
         (
@@ -325,7 +325,7 @@ def test_a_client_wants_the_announced_vector(five):
         values[2].reshape(5, 1),
         [1] * 5,
     ):
-        refused(clients[2], "announced are 5 words of uint32", clients[2].upload, message, wrong)
+        refused(clients[2], "5 words of uint32 were announced", clients[2].upload, message, wrong)
 
 
 # What the server refuses
@@ -352,20 +352,20 @@ def test_the_server_refuses_uploads_that_do_not_belong(five):
         ("another cohort", resign(good, key, bytes(32) + body[32:])),
         ("truncated, the masked vector needs 20 bytes, 16 are left", resign(good, key, body[:-4])),
         ("oversized, 4 bytes too many", resign(good, key, body + bytes(4))),
-        ("a seal of 497 bytes, 0 are due", resign(good, key, body[:32] + payload_of(uploads[inside])[32:])),
+        ("a seal of 497 bytes, expected 0", resign(good, key, body[:32] + payload_of(uploads[inside])[32:])),
         (
-            "a seal of 0 bytes, 497 are due",
+            "a seal of 0 bytes, expected 497",
             resign(uploads[inside], clients[inside].signing, body[:36] + body[36:]),
         ),
-        ("shares where upload is due", resign(good, key, kind=7)),
-        ("hello with round 0|hello where upload is due", resign(good, key, kind=1)),
+        ("got shares, expected upload", resign(good, key, kind=7)),
+        ("hello with round 0|got hello, expected upload", resign(good, key, kind=1)),
     ]:
         refused(server, reason, server.upload, wrong)
     for who in IDS:
         server.upload(uploads[who])
         refused(
             server,
-            f"replay: upload of client {who}, round 0, attempt 0 is already in",
+            f"replay: upload of client {who}, round 0, attempt 0 was already received",
             server.upload,
             uploads[who],
         )
@@ -438,7 +438,7 @@ def test_a_dishonest_committee_member_is_named(five):
 def test_the_server_opens_rounds_in_order(five):
     server, _, _ = five
     server.announce(3, IDS, 5)
-    refused(server, "rounds only go up", server.announce, 2, IDS, 5)
+    refused(server, "round numbers must increase", server.announce, 2, IDS, 5)
     refused(server, "client 12 is not on the roster", server.announce, 4, (*IDS, 12), 5)
     refused(server, "0 words; 1 to", server.announce, 4, IDS, 0)
     server.announce(3, IDS[:4], 5)
@@ -480,7 +480,7 @@ def test_everyone_must_see_the_same_roster():
     server._confirmations[2] = other[-64:]
     refused(clients[1], "bad signature: not by the sender of this confirm of client 2", clients[1].confirmed,
             server.confirmed())  # fmt: skip
-    refused(clients[2], "it speaks of another roster", clients[2].confirmed, server.confirmed())
+    refused(clients[2], "it is about another roster", clients[2].confirmed, server.confirmed())
     refused(clients[2], "a second roster", clients[2].confirm, large)
     refused(
         clients[1],
@@ -540,7 +540,10 @@ def test_what_a_client_asks_of_a_roster():
         server.hello(client.hello())
     message = server.make_roster()
     refused(
-        clients[1], "confirmations before a roster", clients[1].confirmed, resign(message, server.signing, kind=4)
+        clients[1],
+        "confirmations arrived before a roster",
+        clients[1].confirmed,
+        resign(message, server.signing, kind=4),
     )
     refused(clients[1], "bad signature", clients[1].confirm, resign(message, clients[2].signing))
     clients[1].rules = Rules(colluders=1, min_clients=3)

@@ -139,7 +139,7 @@ def test_after_an_abort_the_next_round_goes_on():
     assert np.array_equal(federation.sum(2, encodings).total, plain_sum(encodings.values()))
     with pytest.raises(ProtocolAbort, match="round 2 is over"):
         federation.sum(2, encodings)
-    with pytest.raises(ProtocolAbort, match="rounds only go up"):
+    with pytest.raises(ProtocolAbort, match="round numbers must increase"):
         federation.sum(1, encodings)
 
 

@@ -394,7 +394,7 @@ _ONE_STEP = "; with local_steps=1 there is nothing to prove, and the credit is e
 
 
 def credit_refusal(rates: Sequence[float], smoothness: float | None, convex: bool) -> str:
-    """Why R6' proves nothing for a round of these rates; empty where it holds."""
+    """Why R6' proves nothing for a round of these rates; empty if it holds."""
     if len(rates) == 1:
         return ""  # noise is added once, after the only look at the data
     if not convex:

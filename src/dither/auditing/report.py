@@ -32,7 +32,7 @@ class AttackResult(NamedTuple):
     scores_in: np.ndarray
     scores_out: np.ndarray
     thresholds: list[bounds.Threshold]
-    mu_thresholds: list[bounds.Threshold]  # empty where the trade-off is not a Gaussian's
+    mu_thresholds: list[bounds.Threshold]  # empty if the trade-off is not a Gaussian's
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> AttackResult:
@@ -79,7 +79,7 @@ class AuditRow:
     unit: str
     adjacency: str
     delta: float
-    claimed: float | None  # None where the paper's ε is not meant for this adversary
+    claimed: float | None  # None if the paper's ε is not meant for this adversary
     proven: float
     recipe: str
     assumed: bool
@@ -241,7 +241,7 @@ def _limits(report: Audit, name: str) -> list[tuple[float, float]]:
 
 
 def draw_trials(report: Audit, path: Path) -> bool:
-    """Attacked ε against trials, with claim and proof. False where no view has a curve."""
+    """Attacked ε against trials, with claim and proof. False if no view has a curve."""
     curves = [(r, row.reached) for r, row in zip(report.results, report.rows, strict=True) if row.reached]
     if not curves:
         return False

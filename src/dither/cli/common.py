@@ -176,7 +176,7 @@ def source_from(
 
 
 def refuse_input(out: Path, *inputs: Path) -> None:
-    """`SpecError` where a file to write is one that is read, or is no file."""
+    """`SpecError` if a file to write is one that is read, or is no file."""
     if out.is_dir():
         raise SpecError(f"--out {str(out)!r} is a folder; give the name of a file")
     if out.is_file() and any(each.exists() and out.samefile(each) for each in inputs):

@@ -41,7 +41,7 @@ def reproduce(
         Argument(metavar="all | PAPER | PAPER/figN", help="What to reproduce (default: all 27 figures)."),
     ] = None,
     scale: Annotated[
-        str, Option(help="smoke (a minute, stand-in data), quick (within 20 minutes on 2 cores) or full.")
+        str, Option(help="smoke (a minute, stand-in data), quick (about 20 minutes on 2 cores) or full.")
     ] = "quick",
     out: Annotated[Path, Option(help="Folder for pictures, CSVs and report.html.")] = Path("reproduced"),
     listed: Annotated[bool, Option("--list", help="List the figures and their criteria.")] = False,
@@ -250,7 +250,7 @@ def _listen(host: str, port: int) -> tuple[socket.socket, str]:
 
 
 def _serve(app: FastAPI, listener: socket.socket, browser_address: str) -> None:
-    """Serve until Ctrl-C, and open a browser where an address is given."""
+    """Serve until Ctrl-C, and open a browser if an address is given."""
     import threading
 
     import uvicorn

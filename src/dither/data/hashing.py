@@ -87,7 +87,7 @@ class RecordHasher:
 
 
 def _codes(column: pd.Series) -> np.ndarray:
-    """A number for each cell: equal where the values are equal, 0 where the cell is empty."""
+    """A number for each cell: equal where the values are equal, 0 if the cell is empty."""
     import pandas as pd
 
     if pd.api.types.is_bool_dtype(column.dtype):

@@ -144,7 +144,7 @@ class Label(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """A table as arrays. `y` is None where the label column was absent or ignored."""
+    """A table as arrays. `y` is None if the label column was absent or ignored."""
 
     x: np.ndarray  # float32 [rows, features]
     y: np.ndarray | None  # [rows]: int32 class numbers, or float32 labels scaled by their bounds to [0, 1]
@@ -357,7 +357,7 @@ class Schema:
         return Encoded(x, self.encode_labels(frame), names)
 
     def check_columns(self, frame: pd.DataFrame) -> None:
-        """`DataError` where the table lacks the label or a feature."""
+        """`DataError` if the table lacks the label or a feature."""
         _need_columns(frame, [self.label.column, *(column.name for column in self.columns)])
 
     def feature_names(self, features: str = "all") -> tuple[str, ...]:
@@ -385,8 +385,8 @@ class Schema:
     def encode_labels(self, frame: pd.DataFrame) -> np.ndarray:
         """Class numbers, int32 [rows]; for regression labels scaled by their bounds to [0, 1], float32.
 
-        Nobody has looked at the labels of a private schema: one that is no class, or no number, is -1, and its
-        record counts as a blank. An error would tell others that there is such a record.
+        With a private schema, nobody has looked at the labels. A label that is not a class, or not a number, is
+        -1, and its record counts as a blank. An error would reveal that there is such a record.
         """
         _need_columns(frame, [self.label.column])
         strict = self.privacy is None
@@ -404,7 +404,7 @@ class Schema:
         return numbers
 
     def _check_labels(self, codes: np.ndarray, texts: Sequence[str]) -> None:
-        """`DataError` where a label is missing, or no class."""
+        """`DataError` if a label is missing, or no class."""
         missing = np.flatnonzero(codes < 0)
         if len(missing):
             raise DataError(_empty(f"label column {self.label.column!r}", missing))
@@ -452,7 +452,7 @@ def with_label_bounds(schema: Schema, bounds: Sequence[float]) -> Schema:
 
 def propose_task(values: np.ndarray) -> str:
     """ "regression" for a label of many different numbers, otherwise "classification". `values` are numbers, NaN
-    for what is none."""
+    for anything else."""
     distinct = np.unique(values)
     if np.isnan(distinct).any():
         return "classification"
@@ -525,7 +525,9 @@ def _privacy_from_dict(content: Any) -> SchemaPrivacy:
     _check_keys("[privacy]", content, ("epsilon", "delta"), ("charge",))
     epsilon, delta = (_number(f"{key} of [privacy]", content[key]) for key in ("epsilon", "delta"))
     if epsilon <= 0 or not 0 < delta < 1:
-        raise DataError(f"[privacy] has epsilon={epsilon:g} and delta={delta:g}; ε > 0 and 0 < δ < 1 are possible")
+        raise DataError(
+            f"[privacy] has epsilon={epsilon:g} and delta={delta:g}; they must satisfy ε > 0 and 0 < δ < 1"
+        )
     return SchemaPrivacy(epsilon, delta, str(content.get("charge", "")))
 
 
@@ -644,7 +646,7 @@ def parse_numbers(texts: list[str]) -> np.ndarray:
 
 
 def cast_numbers(series: pd.Series, missing: Collection[str]) -> np.ndarray | None:
-    """A column as float64, NaN where missing; None where a cell is not plainly a number."""
+    """A column as float64, NaN where missing; None if a cell is not plainly a number."""
     import pandas as pd
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -31,7 +31,8 @@ RANDOMNESS = ("secure", "seeded")
 
 @dataclass(frozen=True)
 class Steps:
-    """Noisy steps of one kind. `noise_multiplier` is the std of the noise on a batch's sum over the clip."""
+    """Noisy steps of one kind. `noise_multiplier` is the std of the noise over the clip: on a batch's sum, or on
+    the mean where that is what is clipped."""
 
     noise_multiplier: float
     steps: int
@@ -40,11 +41,15 @@ class Steps:
     batch_size: int = 0
     records: int = 0
     clipping: str = ""
+    public_rate: bool = True  # sampling_rate was chosen without the record count
 
     def rate(self) -> float:
-        if self.sampling_rate:
-            return self.sampling_rate
-        return self.batch_size / self.records if self.batch_size and self.records else 0.0
+        share = self.batch_size / self.records if self.batch_size and self.records else 0.0
+        if self.sampling_rate and share and not math.isclose(self.sampling_rate, share, rel_tol=0.01):
+            raise SpecError(
+                f"sampling_rate={self.sampling_rate:g} is not batch_size/records={share:g}; leave one of them out"
+            )
+        return max(self.sampling_rate, share)
 
 
 @dataclass(frozen=True)
@@ -77,9 +82,10 @@ class Check:
 
     @property
     def supported(self) -> bool:
-        """Whether a proof reaches the claimed ε (within a thousandth)."""
+        """Whether a proof reaches the claimed ε (within a thousandth): for every relation, if none is stated."""
         claimed = self.training.claimed_epsilon
-        return claimed is not None and self.proven().value <= claimed * 1.001
+        rows = [self.proven()] if self.training.claimed_adjacency else self.table
+        return claimed is not None and max(row.value for row in rows) <= claimed * 1.001
 
     def lines(self) -> list[tuple[str, str]]:
         """What a person reads."""
@@ -133,6 +139,8 @@ def check(what: Any, values: Mapping[str, Any] | None = None) -> Check:
         missing.setdefault(
             "other_runs", "charge every run on these records, and say other_runs = 0 if there is none"
         )
+    if training.claimed_epsilon is not None and not training.claimed_adjacency:
+        missing["adjacency"] = "say for which neighbouring data ε is claimed: claimed_adjacency = 'zero-out'"
     return Check(training, table, tuple(gaps), tuple(missing.values()))
 
 
@@ -165,7 +173,8 @@ def _release(steps: Steps, missing: dict[str, str]) -> Release:
     # A record may turn a clipped batch round, whether it is replaced or drawn: for Poisson batches the recipe
     # takes half of a replacement's distance for a draw, so the replacement's is stated at twice its size.
     distance *= 2.0 if steps.clipping == "batch" and kind == "poisson" else 1.0
-    sampling = Sampling(kind, rate, adjacency, 0.0, steps.batch_size, steps.records)
+    public = bool(steps.sampling_rate) and steps.public_rate
+    sampling = Sampling(kind, rate, adjacency, 0.0, steps.batch_size, steps.records, fixed_rate=public)
     return Release("uplink", steps.noise_multiplier, distance, 1, sampling, "the description")
 
 
@@ -198,9 +207,10 @@ def _described(what: Any) -> dict[str, Any]:
 
 def _opacus(state: Any, path: Path) -> dict[str, Any]:
     """An Opacus accountant's state, {"history": [[noise_multiplier, sample_rate, steps]]}. The loader may draw
-    Poisson batches or shuffle; the history does not say which."""
+    Poisson batches or shuffle; the history does not say which. Its rate is one over the number of batches, which
+    follows from the record count."""
     try:
-        history = [(float(noise), float(rate), int(count)) for noise, rate, count in state["history"]]
+        history = [(float(noise), float(rate), count) for noise, rate, count in state["history"]]
     except (KeyError, TypeError, ValueError):
         raise SpecError(
             f'{str(path)!r} is not an Opacus accountant\'s state: it needs "history", a list of '
@@ -210,40 +220,64 @@ def _opacus(state: Any, path: Path) -> dict[str, Any]:
         {"noise_multiplier": noise, "sampling_rate": rate, "steps": count, "clipping": "example"}
         for noise, rate, count in history
     ]
-    return {"title": path.name, "releases": releases}
+    return {"title": path.name, "releases": [{**each, "public_rate": False} for each in releases]}
 
 
 def _event(node: ast.expr) -> dict[str, Any]:
     """The steps of a dp-accounting event, from its text."""
-    return {"title": "dp-accounting event", "releases": _event_steps(node, {})}
+    return {"title": "dp-accounting event", "releases": _event_steps(node)}
 
 
-def _event_steps(node: ast.expr, sampling: dict[str, Any]) -> list[dict[str, Any]]:
+def _event_steps(node: ast.expr) -> list[dict[str, Any]]:
     if not isinstance(node, ast.Call) or node.args:
         raise SpecError(f"{ast.unparse(node)[:60]!r} is not an event of dp-accounting, as `print(event)` shows it")
     name = ast.unparse(node.func).rsplit(".", 1)[-1]
     given = {keyword.arg: keyword.value for keyword in node.keywords}
+
+    def number(key: str, kind: str) -> Any:
+        value = ast.literal_eval(given[key])
+        _check_number(kind, value)
+        return value
+
     try:
         if name == "NoOpDpEvent":
             return []
         if name == "GaussianDpEvent":
-            noise = ast.literal_eval(given["noise_multiplier"])
-            return [{"noise_multiplier": noise, "steps": 1, "clipping": "example", "sampling": "full", **sampling}]
+            noise = number("noise_multiplier", "noise_multiplier")
+            return [{"noise_multiplier": noise, "steps": 1, "clipping": "example", "sampling": "full"}]
         if name == "ComposedDpEvent" and isinstance(given["events"], ast.List | ast.Tuple):
-            return [each for inner in given["events"].elts for each in _event_steps(inner, sampling)]
+            return [each for inner in given["events"].elts for each in _event_steps(inner)]
         if name == "SelfComposedDpEvent":
-            count = ast.literal_eval(given["count"])
-            return [{**each, "steps": each["steps"] * count} for each in _event_steps(given["event"], sampling)]
-        if name == "PoissonSampledDpEvent" and not sampling:
-            drawn = {"sampling": "poisson", "sampling_rate": ast.literal_eval(given["sampling_probability"])}
-            return _event_steps(given["event"], drawn)
-        if name == "SampledWithoutReplacementDpEvent" and not sampling:
-            records, batch = (ast.literal_eval(given[key]) for key in ("source_dataset_size", "sample_size"))
-            return _event_steps(given["event"], {"sampling": "fixed", "records": records, "batch_size": batch})
+            count = number("count", "steps")
+            return [{**each, "steps": each["steps"] * count} for each in _event_steps(given["event"])]
+        if name == "PoissonSampledDpEvent":
+            rate = number("sampling_probability", "sampling_rate")
+            return _on_one_batch(name, given["event"], {"sampling": "poisson", "sampling_rate": rate})
+        if name == "SampledWithoutReplacementDpEvent":
+            records, batch = number("source_dataset_size", "records"), number("sample_size", "batch_size")
+            drawn = {"sampling": "fixed", "records": records, "batch_size": batch}
+            return _on_one_batch(name, given["event"], drawn)
     except (KeyError, ValueError):
         raise SpecError(f"{ast.unparse(node)[:60]!r} is missing a number that {name} needs") from None
-    where = " inside another sampled one" if sampling else ""
-    raise NoProof(f"there is no recipe for {name}{where}: describe the training in TOML (docs/check.md)")
+    raise _no_recipe(name)
+
+
+def _on_one_batch(name: str, event: ast.expr, drawn: dict[str, Any]) -> list[dict[str, Any]]:
+    """The event on a sampled batch. All of its Gaussians see the same batch: together they are one, whose 1/z² is
+    the sum of theirs. As steps with batches of their own they would reveal less."""
+    inner = _event_steps(event)
+    if any(each["sampling"] != "full" for each in inner):
+        raise _no_recipe(f"{name} around another sampled event")
+    squares = [
+        each["steps"] / each["noise_multiplier"] ** 2 if each["noise_multiplier"] else math.inf for each in inner
+    ]
+    total = math.fsum(squares)
+    noise = 1 / math.sqrt(total) if total else math.inf
+    return [{"noise_multiplier": noise, "steps": 1, "clipping": "example", **drawn}]
+
+
+def _no_recipe(event: str) -> NoProof:
+    return NoProof(f"there is no recipe for {event}: describe the training in TOML (docs/check.md)")
 
 
 def _training(described: dict[str, Any], values: dict[str, Any]) -> Training:
@@ -288,6 +322,8 @@ def _checked(kind: type, given: Mapping[str, Any]) -> Any:
 
 
 def _check_number(name: str, value: Any) -> None:
+    if name in ("exact_noise", "public_rate") and not isinstance(value, bool):
+        raise SpecError(f"{name}={value!r} must be true or false")
     ranges = {
         "noise_multiplier": (0.0, math.inf),
         "steps": (0, 10**9),

@@ -105,7 +105,7 @@ class Question(NamedTuple):
 
     @classmethod
     def from_dict(cls, received: Mapping[str, Any]) -> Question:
-        """A question from JSON that anybody may have written; `SpecError` where it is none."""
+        """A question from JSON that anybody may have written; `SpecError` if it is none."""
         try:
             question = cls(
                 str(received["kind"]),

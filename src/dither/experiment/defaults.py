@@ -122,7 +122,7 @@ def federated_defaults(schema: data.Schema, sizes: Sequence[int], epsilon: float
 
 
 def _usual_norm(schema: data.Schema | None, encoding: str) -> float:
-    """The norm of a usual record and its bias, from the schema alone; 0 where there is none."""
+    """The norm of a usual record and its bias, from the schema alone; 0 if there is none."""
     if schema is None:
         return 0.0
     categories = sum(isinstance(column, Categorical) for column in schema.columns)

@@ -119,7 +119,7 @@ class _PrivateFederated(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         return Spec.from_any(values).with_values(self.values or {})
 
     def _rate(self, sizes: np.ndarray, clip_norm: float, num_rounds: int) -> float:
-        """A rate from public numbers: smaller where the noise of so few records would carry the model away."""
+        """A rate from public numbers: smaller if the noise of so few records would carry the model away."""
         if math.isinf(self.epsilon):
             return self._default_lr
         multiplier = math.sqrt(num_rounds) / gaussian_mu(self.epsilon, self.delta)
@@ -182,14 +182,14 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateFederated):  # type: i
             raise SpecError(f"y has a label that is not in classes={list(self.classes_)}")
         numbers = np.argsort(self.classes_)[np.searchsorted(np.sort(self.classes_), y)].astype(np.int64)
         name = "mlp" if self.hidden else "logistic" if len(self.classes_) == 2 else "softmax"
-        about = {"classes": [str(each) for each in self.classes_], "values": {"model.name": name}}
+        about: dict[str, Any] = {"values": {"model.name": name, "task": "classification"}}
+        if self.classes is not None:  # else the run itself reads them from the labels, and says so
+            about["classes"] = [str(each) for each in self.classes_]
         self._train(self._encode(X), numbers, groups, about)
-        if self.classes is None:
-            self.report_ = self.report_.with_notes("preprocessing not covered: the classes were read from y")
         return self
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Log-odds of the second of two classes; scores of each class where there are more."""
+        """Log-odds of the second of two classes; scores of each class if there are more."""
         scores = self._scores(X)
         two_of_two = len(self.classes_) == 2 and scores.ndim == 2
         decision: np.ndarray = scores[:, 1] - scores[:, 0] if two_of_two else scores

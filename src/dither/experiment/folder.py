@@ -50,7 +50,8 @@ from dither.types import __version__
 FORMAT = 2  # of run folders; those without a number have no digests.json
 _KEEP_CHECKPOINTS = 2
 _ADVICE = "restore it from a copy, or repeat the run"
-# Files that grow: what is listed of them is how much there was, and its digest.
+# Files that grow: what is listed of them is how many lines there were, and their digest. How long the lines of a
+# local file are would tell of its exact figures.
 _LOGS = ("metrics.jsonl", "local/metrics.jsonl", "rounds.jsonl")
 _OUTCOME = ("model.safetensors", "model.npz", "plot.png", "plot.svg", "summary.json", "local/summary.json")
 _ONCE = ("local/key", "spec.toml", "provenance.json", "schema.toml", "local/schema.toml", "terms.json", "model.py")
@@ -118,7 +119,9 @@ class RunFolder:
         """An existing run folder."""
         folder = cls(path)
         if not (folder.path / "spec.toml").is_file():
-            raise RunExists(f"{str(folder.path)!r} is not a run folder: it has no spec.toml")
+            inside = folder.path / "run"  # of a project of `dither start`
+            where = f"; give {str(inside)!r}" if (inside / "spec.toml").is_file() else ": it has no spec.toml"
+            raise RunExists(f"{str(folder.path)!r} is not a run folder{where}")
         return folder
 
     def clear_leftovers(self) -> None:
@@ -152,7 +155,7 @@ class RunFolder:
     # Digests
 
     def read(self, name: str) -> bytes | None:
-        """What a file holds; None where there is none. DamagedFile where it is not what was written."""
+        """What a file holds; None if there is none. DamagedFile if it is not what was written."""
         state, path = self._digests(), self.path / name
         listed = None if state is None else state["files"].get(name)
         try:
@@ -164,7 +167,7 @@ class RunFolder:
         if content is None:
             raise self._damaged(name, "is missing")
         size, _, digest = listed.rpartition(":")
-        if self._digest(name, content[: int(size)] if size else content) != digest:
+        if self._digest(name, _beginning(content, size)) != digest:
             raise self._damaged(name, "does not hold what was written (its digest differs)")
         return content
 
@@ -239,7 +242,7 @@ class RunFolder:
         return found
 
     def _listing(self, name: str, content: bytes) -> str:
-        return f"{len(content)}:" * (name in _LOGS) + self._digest(name, content)
+        return f"{len(content.splitlines())} lines:" * (name in _LOGS) + self._digest(name, content)
 
     def _digest(self, name: str, content: bytes) -> str:
         """SHA-256; keyed for local files, with a local key, so that nobody can test guesses of records."""
@@ -329,7 +332,7 @@ class RunFolder:
             old.unlink(missing_ok=True)
 
     def load_checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint that can be read, or None where none was written."""
+        """The newest checkpoint that can be read, or None if none was written."""
         damaged: DitherError | None = None
         state = self._digests()
         self.read("local/key")  # if it is damaged, not they
@@ -404,6 +407,14 @@ class RunFolder:
     def local_summary(self) -> dict[str, Any]:
         """Outcomes that are exact: local, not private."""
         return self._json("local/summary.json") or {}
+
+
+def _beginning(content: bytes, size: str) -> bytes:
+    """As much of a log as is listed: that many lines (earlier versions listed bytes); all of another file."""
+    count, _, lines = size.partition(" ")
+    if lines:
+        return b"".join(content.splitlines(keepends=True)[: int(count)])
+    return content[: int(count)] if count else content
 
 
 # Atomic writes
@@ -552,7 +563,7 @@ class Unfinished:
                     self._known[key] = value
 
     def get(self, key: str) -> Any:
-        """What was found before; None where nothing was."""
+        """What was found before; None if nothing was."""
         return self._known.get(key)
 
     def put(self, key: str, value: Any) -> None:

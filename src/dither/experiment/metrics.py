@@ -233,9 +233,7 @@ class Evidence(NamedTuple):
     losses: Sequence[float]  # at each evaluation
     trivial_loss: float  # of the best constant prediction
     scores: TestScores
-    norms: (
-        np.ndarray
-    )  # of the records' gradients at the final model; empty where records are not clipped one by one
+    norms: np.ndarray  # of the records' gradients at the final model; empty if records are not clipped one by one
     y: np.ndarray
     classes: Sequence[str]
 
@@ -273,7 +271,7 @@ def judge_run(
     experiment: Experiment, params: Params, evaluations: Sequence[Mapping[str, Any]], *, local: bool = False
 ) -> Judgement | None:
     """Scores and advice on the public test records of a run; with `local` on some of the clients' own training
-    records. None where there are no such records."""
+    records. None if there are no such records."""
     problem = experiment.problem
     rows = experiment.partition.order[:_MOST_RECORDS] if local else problem.test_rows[0]
     rows = rows[np.asarray(problem.y)[rows] >= 0]  # without blanks
@@ -284,7 +282,7 @@ def judge_run(
 
 
 def diverged_model(experiment: Experiment, params: Params) -> Advice | None:
-    """Whether the released model itself tells that training diverged: what it says of made-up records."""
+    """Whether the released model itself shows that training diverged, by its scores on made-up records."""
     x = np.random.default_rng(0).random((64, experiment.problem.x.shape[1]), np.float32)
     size = float(np.median(np.abs(np.asarray(experiment.model.apply(params, x)))))
     if size <= _WILD_SCORE:  # also False for NaN

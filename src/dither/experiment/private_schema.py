@@ -3,7 +3,8 @@
 Only the header of the tables is public. What a column holds, its bounds, scale, fill value and categories are
 estimated from private counts (`experiment.counting`), in three questions of every column:
 
-1. a survey: numbers or texts, and between which powers of two the numbers lie;
+1. a survey: numbers or texts, and between which powers of two the numbers lie; and whether the label's classes
+   are a usual pair such as 0 and 1, whose names are public;
 2. a closer look: a histogram of that range, or the names of categories that enough records have;
 3. counts by class of the label: bounds, centre and scale, median, and whether a column is a copy of the label.
 """
@@ -14,8 +15,10 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from scipy.special import ndtri
 
 from dither.accounting.ledger import Ledger
 from dither.data.drafts import DROPPED, ID_NAME, Draft, rounded_bounds
@@ -27,9 +30,13 @@ from dither.experiment.statistics import CATEGORY, EMPTY, NUMBER, Range, inner_r
 from dither.privacy.discrete import Words, os_words
 
 TASKS = ("auto", "classification", "regression")
-_SHARES = {"survey": 0.35, "look": 0.3, "cells": 0.35}  # of μ²
+USUAL = ("0 1", "-1 1", "1 2", "no yes", "n y", "false true", "f t", "negative positive", "neg pos", "alive dead")
+_PAIRS = [way(pair).split() for pair in USUAL for way in (str.lower, str.title, str.upper)]
+_SHARES = {"survey": 0.33, "usual": 0.07, "look": 0.27, "cells": 0.33}  # of μ²
 _CONSTANT = 0.99  # share of one value from which on a column says nothing
+_TOLD = 0.05  # of the values: where the noise is more, a constant cannot be told
 _COVERED = 0.5  # share of the values that the listed categories must cover
+_OTHERS = 0.02  # share of the labels that may be neither of a usual pair
 _CLASSES_COVER = 0.9  # share of the labels that the listed classes must cover
 _FOUND = 5  # tables in which a class of fewer than one record in so many would not be found need declared classes
 _COPY = 0.05  # of the errors of a constant: a column that leaves fewer is a copy of the label
@@ -45,6 +52,11 @@ class Wanted:
     classes: tuple[str, ...] = ()
     drop: Collection[str] = ()
     keep: Collection[str] = field(default=())
+
+    @property
+    def finds_classes(self) -> bool:
+        """Whether counts have to say which classes the label has."""
+        return not self.classes and self.task != "regression"
 
     def features(self, header: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         """Columns that may be features, and why the others are not: by their names alone."""
@@ -100,14 +112,17 @@ def estimate_schema(
     excluded |= {column: "holds hardly any values" for column in features if kinds[column] == EMPTY}
     numbers = {column: ranges[column] for column in features if kinds[column] == NUMBER}
     texts = [column for column in features if kinds[column] == CATEGORY]
-    label_number = kinds[wanted.label] == NUMBER and wanted.task != "classification" and not wanted.classes
-    named = [*texts, *([] if wanted.classes else [wanted.label])]
-    look = _SHARES["look"] / max(1, len(numbers) + len(named) + label_number)
+    usual = _usual_classes(counter, wanted.label) if wanted.finds_classes else wanted.classes
+    label_number = kinds[wanted.label] == NUMBER and wanted.task != "classification" and not usual
+    named = [*texts, *([] if usual else [wanted.label])]
+    look = (_SHARES["look"] + _SHARES["usual"] * (not wanted.finds_classes)) / max(
+        1, len(numbers) + len(named) + label_number
+    )
     closer = {**numbers, **({wanted.label: ranges[wanted.label]} if label_number else {})}
     closer = zoom(counter, closer, look * len(closer)) if closer else {}
     listed = counter.names(Question(NAMES, tuple(named), look * len(named))) if named else []
     categories = {column: tuple(names) for column, names in zip(named, listed, strict=True) if names}
-    label = _Label(wanted, categories.pop(wanted.label, ()), closer.pop(wanted.label, None))
+    label = _Label(wanted, usual or categories.pop(wanted.label, ()), closer.pop(wanted.label, None))
     excluded |= {
         column: "has no value that enough records share: it may be an id, a date or free text"
         for column in texts
@@ -126,20 +141,59 @@ def estimate_schema(
     return Draft(Schema(estimated.label(), tuple(columns), name, privacy), excluded)
 
 
+class LeastClass(NamedTuple):
+    """How many records must share a class for the schema to find it, if every column holds texts."""
+
+    usual: int  # of all tables, where the classes are one of `USUAL`
+    named: int  # of one table, whatever it is called
+
+    def __str__(self) -> str:
+        pairs = ", ".join(pair.replace(" ", "/") for pair in USUAL)
+        return f"{self.named:,} records of one table share, or {self.usual:,} of all if they are {pairs}"
+
+
 def check_classes(
     wanted: Wanted, header: Sequence[str], records: Sequence[int], budget: tuple[float, float]
-) -> int:
-    """How many records of one table must share a class for the schema to find it with this (ε, δ), if every column
-    holds texts. `DataError`, before anything is spent, where that is more than a fifth of the largest table."""
-    question = Question(NAMES, (wanted.label,), _SHARES["look"] / (len(wanted.features(header)[0]) + 1))
-    least = math.ceil(counting.name_threshold(question, *counting.mu_and_slip(*budget)))
-    if not wanted.classes and wanted.task != "regression" and least > max(records) / _FOUND:
+) -> LeastClass:
+    """What classes need at this (ε, δ). `DataError`, before anything is spent, where usual ones need more than a
+    fifth of all records and others more than a fifth of the largest table."""
+    mu, slip = counting.mu_and_slip(*budget)
+    names = Question(NAMES, (wanted.label,), _SHARES["look"] / (len(wanted.features(header)[0]) + 1))
+    pairs = _usual_question(wanted.label)
+    std = counting.total_std(pairs, mu, len(records))
+    named = counting.name_threshold(names, mu, slip)
+    least = LeastClass(math.ceil(_usual_least(pairs, std)), math.ceil(named))
+    enough = least.named <= max(records) / _FOUND or least.usual <= sum(records) / _FOUND
+    if wanted.finds_classes and not enough:
         raise DataError(
-            f"at this ε a class of {wanted.label!r} is found only if {least:,} records of one table share it, "
-            f"and the largest table has {max(records):,}: declare the classes (--classes yes,no; data.classes in "
+            f"at this ε, classes of {wanted.label!r} are those that {least}; the tables have {sum(records):,} "
+            f"records, the largest one {max(records):,}: declare the classes (--classes yes,no; data.classes in "
             "a federation), or say that the label is a number (--task regression)"
         )
     return least
+
+
+def _usual_question(label: str) -> Question:
+    names = sorted({name for pair in _PAIRS for name in pair})
+    return Question(CATEGORIES, (label,), _SHARES["usual"], categories=(tuple(names),))
+
+
+def _usual_classes(counter: Counter, label: str) -> tuple[str, ...]:
+    """The pair of usual names that the label has, if nearly all of its values are these two: the names are public,
+    so that counts with noise are enough to choose by."""
+    question = _usual_question(label)
+    (cells,), std = counter.total(question)
+    counts = dict(zip(question.categories[0], cells[0].tolist(), strict=False))  # the last cell is of all others
+    pair = max(_PAIRS, key=lambda pair: min(counts[name] for name in pair))
+    rest = np.where([name in pair for name in (*counts, "")], 0, cells[0])
+    strays = len(significant(rest - _OTHERS * cells[0].sum(), std, 1e-4))
+    found = min(counts[name] for name in pair) > _usual_least(question, std) and not strays
+    return tuple(pair) if found else ()
+
+
+def _usual_least(question: Question, std: float) -> float:
+    """The count from which on a usual name stands out of its noise."""
+    return float(-std * ndtri(0.01 / len(question.categories[0])))
 
 
 class _Label:
@@ -220,8 +274,9 @@ class _Estimates:
         cells = self._cells[column]
         totals = cells.sum(axis=0)
         values = max(1.0, float(totals.sum()))
-        alone = len(significant(totals, self._sum_std)) == 1
-        if alone and float(totals.max()) > _CONSTANT * values - 2 * self._sum_std:
+        alone = len(significant(totals, self._sum_std, 1e-4)) == 1
+        noise = 2.5 * self._sum_std * math.sqrt(totals.size)  # of all cells together
+        if alone and noise < _TOLD * values and float(totals.max()) > _CONSTANT * values - noise:
             return "has the same value in nearly every record"
         if column in self._names and float(totals[:-1].sum()) < _COVERED * values:
             return "has too many different values for categories: group them"

@@ -29,7 +29,7 @@ from dither.experiment.build import Experiment, build_experiment, choose
 from dither.experiment.defaults import TUNED
 from dither.experiment.evaluation import PrivateScores, evaluate_privately
 from dither.experiment.folder import to_json, write_text
-from dither.experiment.private_schema import Wanted, check_classes, private_schema
+from dither.experiment.private_schema import LeastClass, Wanted, check_classes, private_schema
 from dither.experiment.report import Report
 from dither.experiment.train import run
 from dither.privacy.discrete import Words
@@ -78,7 +78,7 @@ class ProjectPlan:
     records: tuple[int, ...]
     wanted: Wanted
     budgets: Budgets
-    least_class: int  # records of one table that must share a class for it to be found
+    least_class: LeastClass
 
     def lines(self) -> list[tuple[str, str]]:
         """What a person should know before anything is looked at."""
@@ -86,7 +86,7 @@ class ProjectPlan:
         if self.wanted.classes:
             label += f" with classes {', '.join(self.wanted.classes)}"
         elif self.wanted.task != "regression":
-            label += f", classes that {self.least_class:,} records of one table share (--classes declares them)"
+            label += f", classes that {self.least_class} (--classes declares them)"
         return [
             ("tables", f"{len(self.files)}, {total:,} records, {label}"),
             (
@@ -116,11 +116,14 @@ class Project:
         return self.split[-1]
 
     @property
-    def too_good(self) -> bool:
-        """Whether the private scores make one think that a feature follows from the label."""
-        return any(
-            self.scores.model[name].value > _TOO_GOOD for name in ("auc", "r2") if name in self.scores.model
-        )
+    def doubt(self) -> str:
+        """What the private scores make one think of features that follow from the label; empty if nothing."""
+        told = [self.scores.model[name] for name in ("auc", "r2") if name in self.scores.model]
+        if any(each.value > _TOO_GOOD for each in told):
+            return "too good to be true? look for a column that follows from the label, and leave it out (--drop)"
+        if any(each.high > _TOO_GOOD for each in told):
+            return "the noise hides whether a column follows from the label: leave out those that do (--drop)"
+        return ""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -128,6 +131,7 @@ class Project:
             "scores": asdict(self.scores),
             "split": [part._asdict() for part in self.split],
             "left_out": dict(self.excluded),
+            "doubt": self.doubt,
         }
 
 
@@ -204,7 +208,6 @@ def start_project(
     drafted.schema.save(folder / "schema.toml")
     on_step("choosing the noise")
     spec = training_spec(plan, folder / "schema.toml", values)
-    write_text(folder / "spec.toml", spec.to_toml())
     write_text(folder / "federation.toml", federation_toml(plan, values))
     on_step("training")
     report = run(spec, out=folder / "run", ledger=book.path, new_ledger=new_ledger, **options)

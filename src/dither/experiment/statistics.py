@@ -161,7 +161,8 @@ def power_range(cells: np.ndarray, std: float, otherwise: Range) -> Range:
     edges = [2.0**e for e in (*counting.EXPONENTS, counting.EXPONENTS[-1] + 1)]
     lows = [*(-edge for edge in reversed(edges[1:])), -edges[0], *edges[:-1]]
     highs = [*(-edge for edge in reversed(edges[:-1])), edges[0], *edges[1:]]
-    seen = significant(cells[counting.POWER_CELLS :], std)
+    # Strict: a single cell that stands out by chance would make the range useless
+    seen = significant(cells[counting.POWER_CELLS :], std, 1e-5)
     if not len(seen):
         return otherwise
     low, high = lows[int(seen[0])], highs[int(seen[-1])]
@@ -170,9 +171,9 @@ def power_range(cells: np.ndarray, std: float, otherwise: Range) -> Range:
     return (low, 0.0 if seen[-1] <= zero and low < 0 else high)
 
 
-def significant(counts: np.ndarray, std: float) -> np.ndarray:
+def significant(counts: np.ndarray, std: float, chance: float = 0.01) -> np.ndarray:
     """Where counts stand out of their noise: by chance in one of a hundred such rows."""
-    return np.flatnonzero(counts > -std * ndtri(0.01 / counts.size))
+    return np.flatnonzero(counts > -std * ndtri(chance / counts.size))
 
 
 def zoom(counter: Counter, ranges: Mapping[str, Range], share: float) -> dict[str, Range]:

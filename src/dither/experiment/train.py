@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from dither.accounting import ClientRange
-from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, data_id
+from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, data_id, rounds_in
 from dither.data import Dataset, file_digest, hash_records
 from dither.errors import BudgetExhausted, ClientRefused, DataError, DitherError, RunExists, SpecError
 from dither.experiment import build, plots
@@ -53,7 +53,7 @@ _WAYS = {"no": "in memory", "yes": "streamed from the disk"}  # data.stream, and
 
 
 class RunOptions(NamedTuple):
-    """The keywords of `run`: where a run is written, what it is charged to, and who is told about it."""
+    """The keywords of `run`: where a run is written, what it is charged to, and its callbacks."""
 
     out: str | Path | None = None
     resume: str | Path | None = None
@@ -205,6 +205,8 @@ def spending(
 ) -> Spending | JointSpending | None:
     """The run's account in a ledger, or None for a set of the catalogue without one."""
     spec = experiment.spec
+    if spec.data.test_public and spec.data.test_path:
+        build.refuse_charged(spec.data.test_path)
     if ledger is None and not spec.private:
         check_public(experiment)
         return None
@@ -218,12 +220,6 @@ def spending(
     book = Ledger(ledger or Ledger.default_path(), anchor=anchor)
     own_rows = spec.data.partition == "column"
     datasets = _identified(experiment, book, new_ledger=new_ledger)
-    budgets = [budget for budget in map(book.budget, datasets) if budget is not None]
-    if any(budget.view == "sum" for budget in budgets) and spec.aggregation == "off":
-        raise SpecError(
-            "the budget of this data is against a server that sees only sums, but secagg.mode is 'off': set it to "
-            "'real' or 'ideal', or set the budget for --view upload"
-        )
     # The run's name in the ledger holds all that determines what it releases: a folder whose spec, seed, records
     # or surroundings were changed is another run, which pays for itself.
     made_of = np.frombuffer(build.origin(experiment, folder.provenance()).encode(), np.uint8)
@@ -247,16 +243,13 @@ def spending(
 
 
 def check_public(experiment: Experiment) -> None:
-    """`SpecError` where records that are declared public are in the user's ledger: those were private."""
-    if not experiment.spec.data.public or not Ledger.default_path().is_file():
-        return
-    book, dataset = Ledger(Ledger.default_path()), experiment.dataset
-    places = [(str(source.path), source.digest) for source in dataset.sources]
-    for path, digest in places or [(experiment.spec.data.path, dataset.ledger_digest)]:
-        if data_id(book, path=path, digest=digest) in book.datasets():
-            raise SpecError(
-                f"data.public is set, but {path!r} was charged to {str(book.path)!r} as private; leave it out"
-            )
+    """`SpecError` if training records that are declared public were charged before."""
+    spec, dataset = experiment.spec.data, experiment.dataset
+    files: list[tuple[str, np.ndarray | None]] = [(spec.path, dataset.record_hashes)]
+    if dataset.sources:
+        files = [(str(source.path), source.record_hashes) for source in dataset.sources]
+    for path, rows in files if spec.public else ():
+        build.refuse_charged(path, rows)
 
 
 def _identified(experiment: Experiment, book: Ledger, *, new_ledger: bool) -> list[str]:
@@ -335,7 +328,7 @@ def train(
 def _resumed(
     state: engine.State, simulation: engine.Simulation, recorder: _Recorder | None
 ) -> tuple[engine.State, int]:
-    """The state to go on from, in every process, and the rounds that are done."""
+    """The state to continue from, in every process, and the rounds that are done."""
     done = 0
     if recorder is not None:
         state, done = recorder.restored(state)
@@ -454,8 +447,11 @@ def _account_for(recorder: _Recorder, outcome: _Outcome) -> Report:
     """The report of the rounds that were made: scores, proven ε, traffic, and notes on what went wrong."""
     folder, spec, missing = recorder.folder, recorder.spec, outcome.missing
     experiment = recorder.experiment.first_rounds(outcome.rounds)
-    # Also what was undone and never made again.
-    released = recorder.experiment.realised(folder.begun()) if recorder.fresh else experiment
+    # Also what was undone and never made again; and what only the ledger remembers, if the folder is an old copy.
+    begun = folder.begun()
+    if recorder.account is not None:
+        begun = max(begun, recorder.account.stretches(), key=rounds_in)
+    released = recorder.experiment.realised(begun) if recorder.fresh else experiment
     repeated = len(released.cohorts) - len(experiment.cohorts)
     if repeated:  # how undone rounds ended is unknown
         missing = max(missing, build.tolerated(spec))
@@ -579,7 +575,7 @@ def broadcast_state(state: engine.State, simulation: engine.Simulation) -> engin
 
 def without_noise(experiment: Experiment, compiled_rounds: engine.Simulation | None = None) -> float:
     """Test accuracy (or R²) of the same run with its noise set to 0: what the noise costs. `compiled_rounds` are
-    those of the run itself, used again where nothing but the noise differs."""
+    those of the run itself, used again if only the noise differs."""
     prepared, spec = experiment.prepared, experiment.spec
     hyper = {
         name: (np.zeros_like(np.asarray(value)) if name in prepared.plan.noise_names else np.asarray(value))[None]
@@ -731,9 +727,6 @@ def model_source(spec: Spec) -> dict[str, str]:
 def _caveats(spec: Spec) -> list[str]:
     """What a reader of the report should know about the spec."""
     found = [] if spec.scored else [UNSCORED]
-    if spec.privacy.view == "sum" and spec.aggregation == "off":
-        off = "which is off: this server would see single uploads"
-        found.append(f"privacy.view='sum' holds under secure aggregation, {off}")
     if spec.data.public:
         found.append("data.public: you declared these records public, so nothing was charged to a ledger")
     if spec.private and spec.source_of_randomness == "seeded":

@@ -25,7 +25,7 @@ Leaves = list[np.ndarray]
 
 
 class Answer(NamedTuple):
-    """What a client makes of a broadcast: a row of float32, or of words where sums are aggregated securely."""
+    """What a client makes of a broadcast: a row of float32, or of words if sums are aggregated securely."""
 
     row: np.ndarray
     state: Leaves
@@ -173,7 +173,7 @@ class ServerEngine:
         return total
 
     def evaluate(self) -> dict[str, float]:
-        """Accuracy (or R²) and loss on the server's own test records; nothing where it has none."""
+        """Accuracy (or R²) and loss on the server's own test records; nothing if it has none."""
         if not self.scored:
             return {}
         scores = self.simulation.evaluate(self.state, self.inputs)

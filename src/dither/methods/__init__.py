@@ -66,10 +66,10 @@ _OF_PRIVACY = (
 def prepare(
     spec: Spec, model: Any, *, client_sizes: np.ndarray, num_params: int, chosen: Method | None = None
 ) -> Prepared:
-    """The spec's method (or `chosen`, where it was read before), made ready for clients of those sizes."""
+    """The spec's method (or `chosen`, if it was read before), prepared for clients of these sizes."""
     num_clients = len(client_sizes)
     if spec.cohort_size > num_clients:
-        raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={num_clients}")
+        raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={num_clients}; lower it")
     plan = PrivacyPlan(
         **{name: getattr(spec, name) for name in _OF_SPEC},
         **{name: getattr(spec.privacy, name) for name in _OF_PRIVACY},
@@ -197,7 +197,7 @@ def zcdp_from_epsilon(*, epsilon: Float, delta: Float) -> Float:
 
 
 def epsilon_from_rdp(*, rdp: Float, alpha: Float, delta: Float) -> Float:
-    """ε = rdp(α) + ln(1/δ)/(α−1) (DP-SCAFFOLD Definition 5); ∞ where α <= 1."""
+    """ε = rdp(α) + ln(1/δ)/(α−1) (DP-SCAFFOLD Definition 5); ∞ if α <= 1."""
     check_delta(delta)
     leak, a, d = f64(rdp, alpha, delta)
     with np.errstate(divide="ignore", invalid="ignore"):

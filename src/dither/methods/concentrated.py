@@ -45,7 +45,7 @@ WHY = (
 
 
 class ConcentratedParams(NamedTuple):
-    """What Theorem 1 speaks of; r counts as 1 without secure aggregation."""
+    """The quantities of Theorem 1; r counts as 1 without secure aggregation."""
 
     participations: Float
     local_steps: Float
@@ -72,13 +72,13 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
 
 
 def params_of(plan: PrivacyPlan, cohorts: np.ndarray | None) -> ConcentratedParams:
-    """What Theorem 1 speaks of, for the smallest client and with the credit of secure aggregation."""
+    """The quantities of Theorem 1, for the smallest client and with the credit of secure aggregation."""
     client = (plan.local_steps, plan.batch_size, int(plan.client_sizes.min()), plan.clip_norm)
     return ConcentratedParams(participations(plan, cohorts), *client, plan.cohort_size, colluders=plan.colluders)
 
 
 def participation_design(plan: PrivacyPlan) -> np.ndarray | None:
-    """Cohorts `[num_rounds, cohort_size]` drawn beforehand, or None where each round draws its own.
+    """Cohorts `[num_rounds, cohort_size]` drawn beforehand, or None if each round draws its own.
 
     Each round takes the clients that took part least so far, ties broken at random: counts never differ by more
     than one. The design depends on the seed alone, never on data.
@@ -104,7 +104,7 @@ def participation_design(plan: PrivacyPlan) -> np.ndarray | None:
 
 
 def participations(plan: PrivacyPlan, cohorts: np.ndarray | None) -> float:
-    """C_i for which the noise is set: as given, or the largest count of the design (T where none is drawn)."""
+    """C_i for which the noise is set: as given, or the largest count of the design (T if none is drawn)."""
     if plan.options["participations"]:
         return float(plan.options["participations"])
     if cohorts is None:
@@ -115,7 +115,9 @@ def participations(plan: PrivacyPlan, cohorts: np.ndarray | None) -> float:
 def _exact_batch(plan: PrivacyPlan) -> int:
     smallest = int(plan.client_sizes.min())
     if plan.local_steps > smallest:
-        raise SpecError(f"exact_epochs: local_steps={plan.local_steps} exceeds the {smallest} records of a client")
+        raise SpecError(
+            f"exact_epochs: local_steps={plan.local_steps} exceeds the {smallest} records of a client; lower it"
+        )
     return smallest // plan.local_steps
 
 

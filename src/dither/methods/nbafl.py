@@ -49,7 +49,7 @@ WHY = (
 
 
 class NbaflParams(NamedTuple):
-    """What Theorem 1 and Lemma 4 speak of. Without `cohort_size` all clients take part (Theorem 1)."""
+    """The quantities of Theorem 1 and Lemma 4. Without `cohort_size` all clients take part (Theorem 1)."""
 
     param_clip: Float
     min_client_size: Float
@@ -61,7 +61,7 @@ class NbaflParams(NamedTuple):
 
     @property
     def cohort(self) -> Float:
-        """K, which is N where all clients take part."""
+        """K, which is N if all clients take part."""
         return self.num_clients if self.cohort_size is None else self.cohort_size
 
     @property
@@ -223,7 +223,7 @@ def _amplification(params: NbaflParams, epsilon: Float) -> tuple[Float, Float, F
 
 
 def scheduled_base_epsilon(params: NbaflParams, *, epsilon: Float) -> Float:
-    """ε0 = −ln(1 − N/K + (N/K)e^{−ε/T}) = bε/T of Lemma 4; NaN where the logarithm does not exist."""
+    """ε0 = −ln(1 − N/K + (N/K)e^{−ε/T}) = bε/T of Lemma 4; NaN if the logarithm does not exist."""
     x, N, K = _amplification(params, epsilon)
     argument = (K + N * np.expm1(-x)) / K  # 1 − N/K + (N/K)e^{−x}, positive just when K > N(1−e^{−x})
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -252,7 +252,7 @@ def min_defined_cohort(params: NbaflParams, *, epsilon: float) -> int:
 
 
 def scheduling_note(params: NbaflParams, *, epsilon: float) -> str:
-    """Which branch of Lemma 4 applies, and why b has no value where it has none, in one sentence."""
+    """Which branch of Lemma 4 applies and, if b has no value, why; in one sentence."""
     threshold, rounds = float(scheduling_threshold(params, epsilon=epsilon)), params.num_rounds
     if rounds > threshold:
         return f"num_rounds={rounds:g} > ε/γ={threshold:.4g}: Lemma 4 adds noise on the downlink"
@@ -525,7 +525,7 @@ def _bound(optimisation: Float, linear: Float, quadratic: Float) -> BoundTerms:
 def dissimilarity(*, gradient_norm: Float, divergences: Float, weights: np.ndarray | None = None) -> Float:
     """The least B of Lemma 2, eq (11), for ‖∇F_i − ∇F‖ <= ε_i: √(1 + Σ p_i ε_i²/‖∇F‖²).
 
-    Clients lie on the last axis of `divergences`; without `weights` p_i = 1/N. ∞ where the gradient vanishes (N8).
+    Clients lie on the last axis of `divergences`; without `weights` p_i = 1/N. ∞ if the gradient vanishes (N8).
     """
     norm, divergence = f64(gradient_norm, divergences)
     spread = np.average(np.square(divergence), axis=-1, weights=weights)
@@ -650,7 +650,7 @@ def scheduled_contraction(loss: LossConstants, *, cohort_size: Float) -> Float:
 
 
 def scheduled_convergence(loss: LossConstants, params: NbaflParams, *, epsilon: Float, delta: Float) -> BoundTerms:
-    """Theorem 3, eq (17), as printed; NaN where K <= N(1 − e^{−ε/T}), which has no logarithm (N4)."""
+    """Theorem 3, eq (17), as printed; NaN if K <= N(1 − e^{−ε/T}), which has no logarithm (N4)."""
     base = scheduled_base_epsilon(params, epsilon=epsilon)  # −ln(1 − N/K + (N/K)e^{−ε/T})
     rho, B, mu, beta, Theta = f64(
         loss.smoothness, loss.dissimilarity, loss.proximal, loss.lipschitz, loss.initial_gap

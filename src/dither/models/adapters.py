@@ -269,7 +269,7 @@ def _refuse_mixing(layers: Iterable[str]) -> None:
 
 
 def _fitting(model: Model, shape: Shape) -> Model:
-    """The model, with one score a record as `[n]`; `SpecError` where it does not give every record its own."""
+    """The model, with one score a record as `[n]`; `SpecError` if it does not give every record its own."""
     leaves = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))
     if not any(leaf.size for leaf in leaves):
         raise SpecError("your model has no parameters to train")

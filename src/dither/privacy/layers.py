@@ -53,7 +53,7 @@ class _Meeting(NamedTuple):
     """An operation in which parameters meet a record."""
 
     eqn: JaxprEqn
-    operands: tuple[Any, ...]  # a `_Weight`, or None where the record or a constant comes in
+    operands: tuple[Any, ...]  # a `_Weight`, or None if the record or a constant comes in
 
     @property
     def results(self) -> list[Any]:

@@ -195,7 +195,7 @@ def accuracy_panels(view: View) -> list[Panel]:
         panels.append(Panel(f"{similarity:g}% similarity", lines, "test_accuracy"))
     start = view.base.privacy.noise_decay_start
     later = [
-        panel._replace(title=f"{panel.title}, R ≥ R_th", lines=panel.lines[:-1], row=1, first=start)
+        panel._replace(title=f"{panel.title.split()[0]}, R ≥ R_th", lines=panel.lines[:-1], row=1, first=start)
         for panel in panels
     ]
     return panels + later

@@ -43,8 +43,8 @@ SCALES = ("smoke", "quick", "robust", "full")  # robust: where open settings are
 NOTHING: Values = MappingProxyType({})
 AXIS_LABELS = {
     "test_accuracy": "test accuracy",
-    "train_loss": "training loss (cross-entropy)",
-    "gradient_sq": "‖∇f‖² of the training loss",
+    "train_loss": "training loss",
+    "gradient_sq": "‖∇f‖²",
 }
 PAPERS = ("secure-fedavg", "nbafl", "dp-scaffold", "cpfed", "concentrated")
 PRINTED, DEPLOYED, PROVEN = "printed", "deployed", "proven"

@@ -97,7 +97,9 @@ def clip_panels(view: View) -> list[Panel]:
     points = [(values["method_options.param_clip"], values) for _, values in clips(view)]
     return [
         _over_rounds("the paper's C", clips(view, ["param_clip"])),
-        Panel("all C", [Line("final loss")], LOSS, Axis("parameter clip C", points)),
+        Panel(
+            "all C", [Line("final loss")], LOSS, Axis("parameter clip C", points), y_label="final training loss"
+        ),
     ]
 
 

@@ -17,7 +17,7 @@ from dither.reproduction.judging import FAILS, HOLDS, INCONCLUSIVE, NOT_JUDGED, 
 if TYPE_CHECKING:
     from dither.reproduction.running import Reproduction
 
-_LONG = 260  # characters of a verdict that are shown at once
+_LONG = 130  # characters of a verdict that are shown at once
 _CLASS = {HOLDS: "holds", FAILS: "fails", INCONCLUSIVE: "open", NOT_JUDGED: "mute"}
 
 
@@ -84,11 +84,13 @@ def page(result: Reproduction, folder: Path) -> str:
     )
 
 
-def counts(claims: Iterable[JudgedCriterion], which: str = "printed") -> dict[str, int]:
-    """How many of the criteria (without their variants) have each status."""
+def counts(claims: Iterable[JudgedCriterion], which: str = "printed") -> str:
+    """ "21 hold, 14 fail, 1 is inconclusive": the criteria (without their variants) by status."""
     verdicts = (getattr(claim, which) for claim in claims if not claim.variant)
     tally = Counter(verdict.status for verdict in verdicts if verdict)
-    return {status: tally[status] for status in _CLASS if tally[status]}
+    words = {HOLDS: ("holds", "hold"), FAILS: ("fails", "fail")}
+    phrases = ((tally[status], words.get(status, (f"is {status}", f"are {status}"))) for status in _CLASS)
+    return ", ".join(f"{number} {one if number == 1 else several}" for number, (one, several) in phrases if number)
 
 
 def disagreements(ours: Sequence[JudgedCriterion], theirs: Sequence[JudgedCriterion]) -> list[str]:
@@ -109,10 +111,7 @@ def _head(result: Reproduction) -> str:
     rows = [
         ("scale", result.scale),
         ("command", result.provenance["command"]),
-        *(
-            (f"criteria {title}", ", ".join(f"{n} {status}" for status, n in counts(result.claims, which).items()))
-            for which, title in VIEW_TITLES.items()
-        ),
+        *((f"criteria {title}", counts(result.claims, which)) for which, title in VIEW_TITLES.items()),
         ("runs", f"{counted(result.provenance['runs'], 'run')}, {result.provenance['seconds'] / 60:.1f} minutes"),
         ("device", ", ".join(devices)),
         ("drawn", f"{result.provenance['when']}, {versions}"),

@@ -52,6 +52,7 @@ from dither.simulation import devices
 from dither.spec import Spec
 
 _DIGITS = 7  # training is in float32
+PICTURES = ("png", "svg", "pdf")  # for a screen, to be edited, to be printed
 
 # What a caller hears: estimated seconds of work done, of how many, and the figure under way.
 OnProgress = Callable[[float, float, str], None]
@@ -507,15 +508,15 @@ def _widest(view: View) -> View:
 
 
 def draw_figure(figure: Figure, views: Sequence[View], folder: Path) -> tuple[str, ...]:
-    """Write a picture for each view and the numbers of all; returns the files' names."""
+    """Write a picture for each view, in three formats, and the numbers of all; returns the files' names."""
     stem = figure.id.replace("/", "-")
     for view in views:
         canvas = drawing.draw(figure, view)
-        write_bytes(folder / f"{stem}-{view.kind}.png", drawing.encoded(canvas, "png"))
-        canvas.set_layout_engine("none")  # both pictures in the layout of the first
-        write_bytes(folder / f"{stem}-{view.kind}.svg", drawing.encoded(canvas, "svg"))
+        for kind in PICTURES:
+            write_bytes(folder / f"{stem}-{view.kind}.{kind}", drawing.encoded(canvas, kind))
+            canvas.set_layout_engine("none")  # the others in the layout of the first
     write_text(folder / f"{stem}.csv", drawing.to_csv(figure, views))
-    pictures = [f"{stem}-{view.kind}.{kind}" for kind in ("png", "svg") for view in views]
+    pictures = [f"{stem}-{view.kind}.{kind}" for kind in PICTURES for view in views]
     return (*pictures, f"{stem}.csv")
 
 

@@ -112,7 +112,7 @@ class ClientSession(Session):
     def confirmed(self, message: bytes) -> None:
         """Check that every member signed the digest of the roster that this client was shown."""
         if self.roster is None:
-            raise ProtocolAbort("confirmations before a roster")
+            raise ProtocolAbort("confirmations arrived before a roster")
         reader = Reader(self._from_server(message, Kind.CONFIRMED))
         reader.expect_digest(self.roster.digest, "roster")
         signatures = {who: reader.take(primitives.SIGNATURE_BYTES, "a signature") for who in self.roster.members}
@@ -133,7 +133,9 @@ class ClientSession(Session):
         words = np.dtype(f"<u{self.rules.word_bytes}")
         if not isinstance(vector, np.ndarray) or vector.dtype != words or vector.shape != (cohort.dimension,):
             given = f"{vector.dtype} {vector.shape}" if isinstance(vector, np.ndarray) else type(vector).__name__
-            raise ProtocolAbort(f"the vector is {given}, announced are {cohort.dimension} words of {words.name}")
+            raise ProtocolAbort(
+                f"the vector is {given}, but {cohort.dimension} words of {words.name} were announced"
+            )
         masked = np.array(vector, words)  # a copy
         plaintext = primitives.digest(masked.data.cast("B"))
         if answered is not None and not primitives.same(answered.plaintext, plaintext):

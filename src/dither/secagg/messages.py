@@ -137,7 +137,7 @@ def parse(data: bytes, *, federation: bytes, expect: Kind) -> Message:
     except ValueError:
         raise ProtocolAbort(f"unknown kind of message: {number}") from None
     if kind != expect:
-        raise ProtocolAbort(f"{kind.name.lower()} where {expect.name.lower()} is due")
+        raise ProtocolAbort(f"got {kind.name.lower()}, expected {expect.name.lower()}")
     if whose != federation:
         raise ProtocolAbort(f"{kind.name.lower()} of another federation, {whose.hex()[:16]}…")
     if (sender == SERVER) != (kind % 2 == 0):
@@ -182,7 +182,7 @@ class Reader:
     def expect_digest(self, digest: bytes, what: str) -> None:
         """Read the digest of what the message is about: it must be this one."""
         if not primitives.same(self.view(32, f"the {what}'s digest"), digest):
-            raise ProtocolAbort(f"{self._name}: it speaks of another {what}")
+            raise ProtocolAbort(f"{self._name}: it is about another {what}")
 
     def by_client(self, size: int, what: str, *, most: int) -> list[tuple[int, bytes]]:
         """A list of at most so many entries: a client's id, and bytes."""

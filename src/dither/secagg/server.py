@@ -125,7 +125,7 @@ class ServerSession(Session):
         if before is not None:
             if round_index < before.cohort.round_index:
                 raise ProtocolAbort(
-                    f"round {round_index} after round {before.cohort.round_index}: rounds only go up"
+                    f"round {round_index} after round {before.cohort.round_index}: round numbers must increase"
                 )
             if round_index == before.cohort.round_index:
                 if before.over or before.unsealing:
@@ -153,7 +153,7 @@ class ServerSession(Session):
         return "over" if done else "open"
 
     def reannounce(self) -> bytes:
-        """A new attempt with the clients whose uploads are in; `ProtocolAbort` where they are too few."""
+        """A new attempt with the clients whose uploads have arrived; `ProtocolAbort` if they are too few."""
         open_ = self._open()
         return self.announce(open_.cohort.round_index, open_.uploaded, open_.cohort.dimension)
 
@@ -179,13 +179,13 @@ class ServerSession(Session):
         if open_.over:
             raise ProtocolAbort(f"{received.name}: this attempt is over")
         if who in open_.uploaded:
-            raise ProtocolAbort(f"replay: {received.name} is already in")
+            raise ProtocolAbort(f"replay: {received.name} was already received")
         reader = Reader(received)
         reader.expect_digest(cohort.digest, "cohort")
         expected = 32 + SEAL_ENTRY * len(cohort.ids) if who in cohort.committee else 0
         length = reader.number(4, "the seal's length", most=2**32 - 1)
         if length != expected:
-            raise ProtocolAbort(f"{received.name}: a seal of {length} bytes, {expected} are due")
+            raise ProtocolAbort(f"{received.name}: a seal of {length} bytes, expected {expected}")
         seal = None
         if expected:
             seal = _Seal(reader.take(32, "the seal's commitment"), {}, {})
@@ -204,7 +204,7 @@ class ServerSession(Session):
         open_ = self._open()
         if self.missing:
             raise ProtocolAbort(
-                f"the uploads of clients {_some(self.missing)} are not in; reannounce without them"
+                f"the uploads of clients {_some(self.missing)} have not arrived; reannounce without them"
             )
         cohort = open_.cohort
         open_.unsealing = True
@@ -221,7 +221,7 @@ class ServerSession(Session):
         if not open_.unsealing:
             raise ProtocolAbort(f"{received.name}: nothing is being unsealed")
         if who in open_.answers:
-            raise ProtocolAbort(f"replay: {received.name} is already in")
+            raise ProtocolAbort(f"replay: {received.name} was already received")
         reader = Reader(received)
         reader.expect_digest(cohort.digest, "cohort")
         for member, share in reader.of_committee(cohort.committee, shamir.SHARE_BYTES, "share"):
@@ -305,7 +305,7 @@ class ServerSession(Session):
 
     @staticmethod
     def _seed(open_: _OpenAttempt, maker: int) -> bytes:
-        """The seed that a seal's shares join to; empty where that is not the one committed to."""
+        """The seed that a seal's shares join to; empty if that is not the one committed to."""
         seal, cohort = open_.seals[maker], open_.cohort
         if not seal.seed:
             shares = sorted((cohort.number(who), share) for who, share in seal.shares.items())

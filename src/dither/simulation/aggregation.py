@@ -47,7 +47,7 @@ class Aggregation(NamedTuple):
         return max(self.min_clients, self.colluders + 2, self.threshold or majority)
 
     def check_cohort(self, size: int) -> None:
-        """`SpecError` where the protocol would refuse a cohort of this size, or one that losses leave of it."""
+        """`SpecError` if the protocol would refuse a cohort of this size, or one that losses leave of it."""
         if self.neighbours % 2:
             raise SpecError(f"secagg.neighbours={self.neighbours} must be 0 (all) or an even number")
         if 0 < self.threshold < self.colluders + 2:

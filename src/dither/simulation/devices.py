@@ -50,7 +50,7 @@ def connect(coordinator: str, *, count: int, number: int, on_wait: Callable[[], 
 def _split_cpu() -> None:
     """Show each core as a device, so that clients of larger models can share them.
 
-    Programs for one device still use all cores. DITHER_DEVICES sets the number. Does nothing where it was chosen
+    Programs for one device still use all cores. DITHER_DEVICES sets the number. Does nothing if it was chosen
     before: by XLA_FLAGS, by JAX's own option, or because JAX has already computed something.
     """
     wish = os.environ.get("DITHER_DEVICES", "")
@@ -90,8 +90,8 @@ def usable(record_bytes: int) -> int:
 
 
 def for_one_run(*, round_flops: float, record_bytes: int) -> Shards:
-    """Devices for a single run. They share its clients where a round is long enough to be worth the waiting, and
-    always among several processes."""
+    """Devices for a single run. They share its clients if a round is long enough to be worth waiting for each
+    other, and always among several processes."""
     if distributed.count() == 1 and not worth_sharing(round_flops):
         return ONE_DEVICE
     return Shards(clients=distributed.count() * usable(record_bytes))

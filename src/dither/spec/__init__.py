@@ -86,13 +86,13 @@ def _key(default: Any, help: str, choices: tuple[Any, ...] = (), **checks: Any) 
 class DataSpec:
     """Which records, and who holds them."""
 
-    name: str = _key("adult", "data set of the catalogue (dither data list); empty with path")
+    name: str = _key("adult", "a data set of the catalogue (dither data list); leave it empty if path is set")
     path: str = _key(
         "",
         "your own records: a .csv, .parquet or .npz file, a folder of .npy files; or a folder, a pattern or a "
         "list of tables, one for each institution",
     )
-    test_path: str = _key("", "your own test file; without it test_fraction of path is held out")
+    test_path: str = _key("", "your own test file; without it, test_fraction of path is held out")
     test_public: bool = _key(False, "your own test records are public: only then is the model scored on them")
     public: bool = _key(
         False, "the records of path are public (your declaration): nothing is charged, and sweeps may use them"
@@ -106,41 +106,49 @@ class DataSpec:
         (), "regression: public bounds [low, high] of the label; empty: those of the schema"
     )
     schema: str = _key("", "schema.toml that fixes the encoding (dither data schema FILE)")
-    encoding: str = _key("minmax", "numeric columns: by bounds to [0, 1], or centred", ("minmax", "standard"))
+    encoding: str = _key(
+        "minmax",
+        "how numeric columns are scaled: minmax to [0, 1] by their bounds, or standard (centred)",
+        ("minmax", "standard"),
+    )
     features: str = _key("all", "columns used", ("all", "categorical", "ordinal"))
     transform: str = _key(
         "none",
-        "public features, computed from each encoded record by itself by a fixed rule: scaled to a norm of 1, "
-        "scattering of square pictures, or random Fourier features",
+        "public features, computed from each encoded record alone by a fixed rule: unit (scaled to a norm of 1), "
+        "scattering (of square images), random (Fourier features), or random features of the scattering",
         ("none", "unit", "scattering", "random", "scattering-random"),
     )
-    test_fraction: float = _key(0.2, "held out of path when there is no test_path", at_least=0.0, below=1.0)
+    test_fraction: float = _key(
+        0.2, "share of path that is held out for testing if there is no test_path", at_least=0.0, below=1.0
+    )
     partition: str = _key(
         "iid",
-        "who holds which records; of several files each is one client unless this says otherwise",
+        "who holds which records; with several files, each file is one client by default",
         ("iid", "one-class", "similarity", "dirichlet", "column", "files"),
     )
     similarity: float = _key(0.0, "percent of i.i.d. records for partition='similarity'", at_least=0, at_most=100)
     alpha: float = _key(0.5, "concentration for partition='dirichlet'", above=0.0)
     column: str = _key("", "column of the table for partition='column' (for example the institution's name)")
-    records_per_client: int = _key(0, "records each client holds; 0: all are dealt out", at_least=0)
+    records_per_client: int = _key(0, "records that each client holds; 0: all records are distributed", at_least=0)
     split: str = _key(
         "given",
-        "test records: the set's own (of your own tables test_fraction, the classes in proportion); 80/10/10 "
-        "train/test/validation inside each client; the same, scored on the validation records; or test_fraction "
-        "of your own tables by row number alone",
+        "test records: given (the data set's own; for your own tables test_fraction, with classes in proportion), "
+        "per-client (80/10/10 train/test/validation within each client), validation (the same, scored on the "
+        "validation records), or rows (test_fraction of your own tables by row number alone)",
         ("given", "per-client", "validation", "rows"),
     )
     public_fraction: float = _key(
         0.0, "share of the training records declared public, chosen by row number alone", at_least=0.0, below=1.0
     )
-    part: str = _key("all", "which training records are used, by that declaration", ("all", "public", "private"))
+    part: str = _key(
+        "all", "which part of the training records is used, by public_fraction", ("all", "public", "private")
+    )
     stream: str = _key(
         "auto",
-        "read a folder's records round by round, not into memory; auto: if they need half of the free memory",
+        "read a folder's records from disk as needed; auto: if they would take more than half of the free memory",
         ("auto", "yes", "no"),
     )
-    stream_memory: float = _key(1.0, "gigabytes of streamed records held at once", above=0.0)
+    stream_memory: float = _key(1.0, "gigabytes of streamed records in memory at a time", above=0.0)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -149,7 +157,7 @@ class DataSpec:
 
     @property
     def paths(self) -> str | tuple[str, ...]:
-        """`path`, or its files where it is a list."""
+        """`path`, or its files if it is a list."""
         files = tuple(self.path.split(_BETWEEN_FILES))
         return files if len(files) > 1 else self.path
 
@@ -202,41 +210,39 @@ class ModelSpec:
 class PrivacySpec:
     """How much privacy, against which adversary, and how the noise is set."""
 
-    epsilon: float = _key(1.0, "target; inf for no noise", above=0.0)
-    delta: float = _key(1e-5, "probability outside the guarantee", above=0.0, below=1.0)
+    epsilon: float = _key(1.0, "the target ε; inf for no noise", above=0.0)
+    delta: float = _key(1e-5, "probability with which the guarantee may fail", above=0.0, below=1.0)
     unit: str = _key("run", "what epsilon covers: one uploaded message or the whole run", ("message", "run"))
     noise: str = _key(
         "proven",
-        "how the noise is set: by the accountant for epsilon, by the paper's formula, or by noise_std",
+        "how the noise is set: by the accountant (proven), by the paper's formula, or by noise_std (given)",
         ("proven", "paper", "given", "none"),
     )
     noise_std: float = _key(0.0, "noise='given': std on the gradient (nbafl: on the upload)", at_least=0.0)
     noise_schedule: str = _key(
         "constant",
-        "how the noise falls over time, for methods that add noise to gradients",
+        "how the noise decreases over time, for methods that add noise to gradients",
         ("constant", "rounds", "steps"),
     )
     noise_decay: float = _key(1.0, "factor of the noise variance per round or step", above=0.0, at_most=1.0)
     noise_decay_start: int = _key(0, "rounds before the noise starts to decay", at_least=0)
-    noise_scale: tuple[float, ...] = _key((), "factor of each client's noise, one for each client; empty: 1")
-    epsilons: tuple[float, ...] = _key(
-        (), "target of each client, at most epsilon, one for each client; empty: epsilon for all"
-    )
+    noise_scale: tuple[float, ...] = _key((), "a factor for each client's noise; empty: 1 for all")
+    epsilons: tuple[float, ...] = _key((), "a target for each client, at most epsilon; empty: epsilon for all")
     clip: str = _key(
         "example", "what is clipped: each record's gradient, or the batch's", ("example", "batch", "none")
     )
     clip_norm: float = _key(1.0, "bound on that gradient's norm", above=0.0)
     clip_quantile: float = _key(
         0.0,
-        "share of the records' gradients that the clip should leave as they are: it adapts, from clip_norm on, by "
-        "a noisy count that is charged with the gradients; 0: it is fixed",
+        "share of the records' gradients that the clip should leave unchanged: the clip starts at clip_norm and "
+        "follows a noisy count, which is charged with the gradients; 0: the clip is fixed",
         at_least=0.0,
         below=1.0,
     )
     view: str = _key("upload", "what the adversary sees", ("upload", "sum", "broadcast", "final"))
     colluders: int = _key(
         -1,
-        "clients that collude with the server; -1: none in a simulation, a third of the cohort in a federation",
+        "clients that may collude with the server; -1: 0 in a simulation, a third of the cohort in a federation",
         at_least=-1,
     )
     project_epsilon: float = _key(
@@ -250,7 +256,7 @@ class PrivacySpec:
         at_least=0.0,
     )
     assume_credit: bool = _key(
-        False, "credit the other clients' noise in sums where this is not proved (networks); labelled 'assumed'"
+        False, "credit the other clients' noise in sums even if this is not proved (networks); labelled 'assumed'"
     )
     adjacency: str = _key(
         "auto",
@@ -266,18 +272,20 @@ class SecaggSpec:
 
     mode: str = _key(
         "auto",
-        "how uploads are summed: in the open, as encoded integers (the protocol's result without its masks), or "
-        "by the real protocol; auto: ideal where the method's paper has it",
+        "how uploads are summed: off (without protection), ideal (as encoded integers: the protocol's result "
+        "without its masks) or real (the protocol); auto: ideal if the method's paper uses secure aggregation",
         ("auto", "off", "ideal", "real"),
     )
-    modulus_bits: int = _key(32, "numbers of the masked vector are integers modulo 2^32 or 2^64", (32, 64))
+    modulus_bits: int = _key(32, "masked vectors are integers modulo 2^32 or 2^64", (32, 64))
     scale_bits: int = _key(20, "fractional bits of an encoded number", at_least=0, at_most=60)
     bound: float = _key(
-        0.0, "largest coordinate of an upload (larger ones are clamped); 0: what fits modulus_bits", at_least=0.0
+        0.0,
+        "largest coordinate of an upload (larger ones are clamped); 0: the largest that fits modulus_bits",
+        at_least=0.0,
     )
     noise: str = _key(
         "gaussian",
-        "for methods that add noise to the finished upload: as they do, or discrete on the encoded integers",
+        "for methods that add noise to the finished upload: gaussian, or discrete on the encoded integers",
         ("gaussian", "discrete"),
     )
     threshold: int = _key(0, "clients of a cohort needed to unmask a sum; 0: the smallest safe number", at_least=0)
@@ -288,7 +296,7 @@ class SecaggSpec:
 class FederationSpec:
     """Rules of a real federation."""
 
-    min_clients: int = _key(2, "a round with fewer answers is aborted", at_least=1)
+    min_clients: int = _key(2, "fewest answers with which a round counts", at_least=1)
     refused: str = _key(
         "abort",
         "if an update of a method without noise is not finite: end the run, or continue without it",
@@ -706,7 +714,7 @@ def _check_model(model: ModelSpec) -> None:
 def _check_together(spec: Spec) -> None:
     _check_model(spec.model)
     if 0 < spec.num_clients < spec.cohort_size:
-        raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={spec.num_clients}")
+        raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={spec.num_clients}; lower it")
     if spec.num_clients == 0 and spec.data.partition not in ("column", "files", "iid" if spec.data.path else ""):
         raise SpecError(
             "num_clients=0 is for data.partition='column' or 'files'; give the number of clients for "
@@ -722,7 +730,10 @@ def _check_together(spec: Spec) -> None:
             )
     scales = len(spec.privacy.noise_scale)
     if scales and spec.num_clients and scales != spec.num_clients:
-        raise SpecError(f"privacy.noise_scale has {scales} entries for num_clients={spec.num_clients}")
+        raise SpecError(
+            f"privacy.noise_scale has {scales} entries for num_clients={spec.num_clients}; give "
+            f"one for each client"
+        )
     if spec.privacy.epsilons:
         _check_epsilons(spec.privacy, spec.num_clients)
     if spec.privacy.clip_quantile and (spec.local_steps > 1 or spec.privacy.clip != "example"):
@@ -732,7 +743,8 @@ def _check_together(spec: Spec) -> None:
         )
     if spec.privacy.noise_decay_start > spec.num_rounds:
         raise SpecError(
-            f"privacy.noise_decay_start={spec.privacy.noise_decay_start} exceeds num_rounds={spec.num_rounds}"
+            f"privacy.noise_decay_start={spec.privacy.noise_decay_start} exceeds num_rounds={spec.num_rounds}; "
+            f"lower it"
         )
     if spec.privacy.noise == "given" and spec.privacy.noise_std == 0:
         raise SpecError("privacy.noise='given' needs privacy.noise_std above 0; for no noise use 'none'")
@@ -782,7 +794,9 @@ def _check_data(spec: Spec) -> None:
 def _check_epsilons(privacy: PrivacySpec, num_clients: int) -> None:
     targets, most = privacy.epsilons, privacy.epsilon
     if num_clients and len(targets) != num_clients:
-        raise SpecError(f"privacy.epsilons has {len(targets)} entries for num_clients={num_clients}")
+        raise SpecError(
+            f"privacy.epsilons has {len(targets)} entries for num_clients={num_clients}; give one for each client"
+        )
     if math.isinf(most) or max(targets) > most:
         raise SpecError(
             f"privacy.epsilons has {max(targets):g}, but no client may exceed privacy.epsilon={most:g}, which is "

@@ -107,7 +107,7 @@ def epsilon_by_round(experiment: Experiment, rounds: Sequence[int]) -> dict[str,
 
 
 def _cohort_map(experiment: Experiment, completed: int) -> dict[str, Any]:
-    """Who took part when: one row per client, one column per round, thinned where there are too many."""
+    """Who took part when: one row per client, one column per round, thinned if there are too many."""
     clients = len(experiment.partition.size)
     step = math.ceil(completed / _MAX_ROUNDS)
     shown = list(range(0, completed, step))
@@ -145,7 +145,7 @@ def _noise(experiment: Experiment, completed: int) -> dict[str, Any]:
 
 
 def _clients(experiment: Experiment, completed: int) -> dict[str, Any] | None:
-    """Each client's own proven ε, from the rounds it took part in; None where there are too many to compute."""
+    """Each client's own proven ε, from the rounds it took part in; None if there are too many to compute."""
     if sum(len(cohort) for cohort in experiment.cohorts[:completed]) > _MAX_PARTICIPATIONS:
         return None
     accountant, privacy = experiment.accountant(), experiment.spec.privacy

@@ -31,7 +31,7 @@ class SafeFolder:
         self.root = Path(root).resolve()
 
     def file(self, *parts: str) -> Path | None:
-        """The file at that place under the root; None where there is none or it lies outside."""
+        """The file at that place under the root; None if there is none or it lies outside."""
         try:
             path = self.root.joinpath(*parts).resolve()
             inside = path.is_relative_to(self.root) and path.is_file()
@@ -50,7 +50,7 @@ class SafeFolder:
             return None
 
     def runs(self) -> Iterator[str]:
-        """Run folders as paths relative to the root ("." where the root is one itself)."""
+        """Run folders as paths relative to the root ("." if the root is a run folder itself)."""
         if (self.root / SPEC).is_file():
             yield "."
             return
@@ -74,7 +74,7 @@ class SafeFolder:
                     waiting.append((inner, depth + 1))
 
     def damage(self, run: str) -> str:
-        """Which file of a run is not what was written, in one line; empty where all are."""
+        """Which file of a run is not what was written, in one line; empty if all are."""
         checked = ("digests.json", "provenance.json", SPEC, "summary.json", "metrics.jsonl")
         for name in checked:
             path = self.file(run, name)
@@ -90,7 +90,7 @@ class SafeFolder:
 
 
 class RunFiles(NamedTuple):
-    """What the files of a run say; empty where there is no such file, or it is not what was written."""
+    """What the files of a run say; empty if there is no such file, or it is not what was written."""
 
     spec: dict[str, Any]
     report: Report | None
@@ -134,7 +134,7 @@ def read_spec(folder: SafeFolder, run: str) -> tuple[dict[str, Any], str]:
 
 
 def read_json(folder: SafeFolder, run: str, name: str) -> dict[str, Any]:
-    """A JSON object of the run; empty where there is none."""
+    """A JSON object of the run; empty if there is none."""
     return _read_object(folder, run, name)[0]
 
 
@@ -167,13 +167,13 @@ def read_metrics(folder: SafeFolder, run: str, name: str = "metrics.jsonl") -> l
 
 
 def section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A table of a spec or summary; empty where it is missing or something else."""
+    """A table of a spec or summary; empty if it is missing or something else."""
     value = values.get(name)
     return value if isinstance(value, dict) else {}
 
 
 def entries(values: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    """The tables in a list of a summary; empty where it is missing or something else."""
+    """The tables in a list of a summary; empty if it is missing or something else."""
     value = values.get(name)
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
@@ -198,7 +198,7 @@ def finite(value: Any) -> float | None:
 
 
 def text_of(value: Any, limit: int = 300) -> str:
-    """Any value as text, cut where it is too long."""
+    """Any value as text, cut if it is too long."""
     text = value if isinstance(value, str) else str(value)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 

@@ -324,7 +324,7 @@ def test_rounds_done_again_count_again(ledger):
 
 
 def test_replay_takes_an_identical_charge_and_no_other(ledger, path):
-    conditions = Conditions(cohort_size=2)
+    conditions = Conditions(encoded=True, cohort_size=2)
 
     def charge(
         run="run", noise=10.0, rounds=(0, 2), clients=("ann", "bob"), conditions=conditions, dataset="data"
@@ -365,7 +365,7 @@ def test_replay_needs_no_budget_left(ledger):
 
 
 def test_history_gives_back_what_was_charged(ledger, path):
-    conditions = Conditions(cohort_size=7, convex=True, smoothness=0.3, not_covered=("tuning",))
+    conditions = Conditions(encoded=True, cohort_size=7, convex=True, smoothness=0.3, not_covered=("tuning",))
     charges = [Charge("ann", [(gaussian(), 2), (poisson(), 1)]), Charge("bob", [(gaussian() + poisson(), 4)])]
     head = ledger.charge("run", "data", charges, rounds=(10, 14), conditions=conditions)
     ledger.charge("run", "elsewhere", all_of(["cyd"], gaussian()), rounds=(0, 1))
@@ -387,7 +387,7 @@ def sum_epsilon(count, conditions, releases=gaussian(1.0)):
 
 def test_the_sums_credit_is_that_of_the_weaker_run(ledger):
     ledger.set_budget("data", Budget(100.0, DELTA, "sum"))
-    many, few = Conditions(cohort_size=50), Conditions(cohort_size=20, colluders=4)
+    many, few = Conditions(encoded=True, cohort_size=50), Conditions(encoded=True, cohort_size=20, colluders=4)
     ledger.charge("one", "data", all_of(["ann"], gaussian(1.0), 3), rounds=(0, 3), conditions=many)
     assert spent(ledger).epsilon == pytest.approx(sum_epsilon(3, many))
     ledger.charge("one", "data", all_of(["ann"], gaussian(1.0), 2), rounds=(3, 5), conditions=many)
@@ -405,7 +405,10 @@ def local_steps(*rates, noise_std=3.0):
 
 def test_rates_are_kept_and_without_them_no_credit_is_taken(ledger, path):
     """R6': the ledger's ε of sums is the accountant's, from the rates of every round."""
-    falling, convex = local_steps(1.0, 0.5, 0.4, 0.3), Conditions(cohort_size=10, convex=True, smoothness=1.0)
+    falling, convex = (
+        local_steps(1.0, 0.5, 0.4, 0.3),
+        Conditions(encoded=True, cohort_size=10, convex=True, smoothness=1.0),
+    )
     ledger.set_budget("data", Budget(100.0, DELTA, "sum"))
     ledger.charge("run", "data", all_of(["ann"], falling, 5), rounds=(0, 5), conditions=convex)
     again = Ledger(path)
@@ -419,7 +422,9 @@ def test_rates_are_kept_and_without_them_no_credit_is_taken(ledger, path):
 
 def test_entries_of_before_the_rates_get_no_credit():
     """They hold the first rate times the smoothness, which says nothing of the rates that follow."""
-    new = encode_charges(all_of(["ann"], local_steps(), 5), (0, 5), Conditions(cohort_size=10, convex=True))
+    new = encode_charges(
+        all_of(["ann"], local_steps(), 5), (0, 5), Conditions(encoded=True, cohort_size=10, convex=True)
+    )
     old = new.replace('"convex":true', '"convex":true,"step_lipschitz":0.1,"step_smoothness":0.5')
     assert old != new
     charged = decode_charges(old)
@@ -430,21 +435,21 @@ def test_entries_of_before_the_rates_get_no_credit():
 
 def test_discrete_noise_is_charged_with_its_grid(ledger):
     """The ledger knows that neighbours' vectors were rounded: as much as the accountant, never less."""
-    coarse = Conditions(cohort_size=4, lattice=accounting.Lattice(0.1, 1000))
+    coarse = Conditions(encoded=True, cohort_size=4, lattice=accounting.Lattice(0.1, 1000))
     mine = all_of(["ann"], gaussian(9.0), 3)
     ledger.charge("one", "data", mine, rounds=(0, 3), conditions=coarse)
     alone = {view: proven([(gaussian(9.0), 3)], DELTA, coarse, view=view).value for view in ("upload", "sum")}
     for view, value in alone.items():
         assert spent(ledger, view=view).epsilon == pytest.approx(value)
     assert alone["upload"] > 2 * epsilon((gaussian(9.0), 3))
-    ledger.charge("two", "data", mine, rounds=(0, 3), conditions=Conditions(cohort_size=4))
+    ledger.charge("two", "data", mine, rounds=(0, 3), conditions=Conditions(encoded=True, cohort_size=4))
     for view, value in alone.items():
         assert spent(ledger, view=view).epsilon > value
 
 
 def test_nothing_assumed_is_counted(ledger):
     steps = local_steps(1.0)
-    assumed = Conditions(cohort_size=10, assume=True, participation=accounting.binomial(5, 0.1))
+    assumed = Conditions(encoded=True, cohort_size=10, assume=True, participation=accounting.binomial(5, 0.1))
     assert sum_epsilon(5, assumed, steps) < sum_epsilon(5, Conditions(), steps) * 0.9
     ledger.set_budget("data", Budget(100.0, DELTA, "sum"))
     ledger.charge("run", "data", all_of(["ann"], steps, 5), rounds=(0, 5), conditions=assumed)
@@ -497,7 +502,7 @@ def test_shuffled_epochs_do_not_continue_over_runs(ledger):
 
 
 def test_shuffled_runs_get_no_credit_of_sums_once_there_are_two(ledger):
-    conditions = Conditions(cohort_size=10, own_epochs=True)
+    conditions = Conditions(encoded=True, cohort_size=10, own_epochs=True)
     for run in ("one", "two"):
         ledger.charge(run, "data", all_of(["ann"], shuffled(), 10), rounds=(0, 10), conditions=conditions)
     assert spent(ledger, view="sum").epsilon == spent(ledger, view="upload").epsilon

@@ -286,7 +286,7 @@ def test_a_samplers_error_that_is_not_small_is_said(ledger):
 
 def test_discrete_noise_passes_the_filter_like_any_other(ledger):
     """Runs with noise on integers beside others. Against uploads all are Gaussian; a sum's zCDP gets a cover."""
-    grid = Conditions(cohort_size=4, lattice=Lattice(0.01, 100))
+    grid = Conditions(encoded=True, cohort_size=4, lattice=Lattice(0.01, 100))
     budget = Budget(2.0, DELTA)
     ledger.set_budget("data", budget)
     plan = all_of(["ann"], gaussian(9.0), 3)

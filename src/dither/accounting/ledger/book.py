@@ -41,7 +41,7 @@ class _Together(NamedTuple):
 
 class Account:
     """One client's history on one data set. Participations are numbers of the book; a segment is an unbroken
-    stretch of rounds of one run, inside which shuffled epochs go on."""
+    stretch of rounds of one run, inside which shuffled epochs continue."""
 
     def __init__(self) -> None:
         self.counts: list[Counts] = []  # of each segment
@@ -150,7 +150,7 @@ class Book:
     # Data sets
 
     def root(self, dataset: str) -> str:
-        """The data set that another one is charged with; itself where it has an account of its own."""
+        """The data set that another one is charged with, or itself if it has its own account."""
         while dataset in self._same:
             dataset = self._same[dataset]
         return dataset
@@ -184,7 +184,7 @@ class Book:
         return sorted(((share, root) for root, share in found.items()), reverse=True)
 
     def check_same(self, one: str, other: str) -> None:
-        """ConfigError where two data sets have budgets of which neither is the stricter one."""
+        """ConfigError if two data sets have budgets of which neither is the stricter one."""
         mine, theirs = (
             {client: b for (owner, client), b in self.budgets.items() if owner == self.root(each)}
             for each in (one, other)
@@ -288,8 +288,8 @@ class Book:
         return self.accounts.get(self.root(dataset), {}).get(client) or Account()
 
     def _affords(self, dataset: str, client: str, account: Account, budget: Budget) -> bool:
-        """Whether ε is within the budget. What was found affordable once covers every part of it, so that a
-        run whose rounds were checked beforehand costs no accounting while it goes on."""
+        """Whether ε is within the budget. An amount that was found affordable covers every part of it, so a run
+        whose rounds were checked beforehand needs no accounting while it continues."""
         blocks = self._blocks(account, budget)
         known_budget, known = self._known.get((dataset, client), (None, None))
         if known is not None and known_budget == budget and _covered(blocks, known):
@@ -316,7 +316,7 @@ class Book:
 
     def delta(self, account: Account, terms: Budget) -> float:
         """The δ of `epsilon`: that of the budget, or a thousandth more for the tails of sampled runs that follow a
-        Gaussian one; and with the errors of samplers, where there are several runs."""
+        Gaussian one; and with the errors of samplers, if there are several runs."""
         gaussian = [self._is_gaussian(block, terms) for block in self._blocks(account, terms)]
         tails = filter.TRACE * (gaussian[:1] == [True] and not all(gaussian))
         return terms.delta * (1.0 + tails) + (self._sampler_delta(account, terms) if len(gaussian) > 1 else 0.0)
@@ -397,18 +397,21 @@ class Book:
                 self._rows.clear()
             items = self._items(together, ideal=ideal)
             self._rows[key] = proven(
-                items, terms.delta, together.conditions, view=terms.view, adjacency=terms.adjacency
+                items,
+                terms.delta,
+                together.conditions,
+                view=_view(together.conditions, terms),
+                adjacency=terms.adjacency,
             )
         return self._rows[key]
 
     def _cover(self, block: _Together, terms: Budget, tail: float) -> float:
-        key = (block.conditions, tuple(sorted(block.counts.items())), tail, terms.view, terms.adjacency)
+        view = _view(block.conditions, terms)
+        key = (block.conditions, tuple(sorted(block.counts.items())), tail, view, terms.adjacency)
         if key not in self._values:
             if len(self._values) >= _CACHED:
                 self._values.clear()
-            self._values[key] = filter.cover(
-                self._items(block), block.conditions, tail, terms.view, terms.adjacency
-            )
+            self._values[key] = filter.cover(self._items(block), block.conditions, tail, view, terms.adjacency)
         return self._values[key]
 
     def _items(self, together: _Together, *, ideal: bool = True) -> list[tuple[tuple[Release, ...], int]]:
@@ -417,8 +420,8 @@ class Book:
 
     def _blocks(self, account: Account, terms: Budget) -> list[_Together]:
         """What each run counts for. Gaussian releases count as they are made. A run with other releases counts,
-        from its first round on, with all that it registered: where its owner stops it may depend on its outputs,
-        and composition inside a run holds for settings that do not."""
+        from its first round on, with everything it registered: its owner may stop it because of its outputs, and
+        composition inside a run does not cover that."""
         result = []
         for run in account.order:
             made = self._together(account, terms, [i for i, owner in enumerate(account.owners) if owner == run])
@@ -523,11 +526,11 @@ def _covered(blocks: list[_Together], known: list[_Together]) -> bool:
 
 def weakest(conditions: Sequence[Conditions], *, one_run: bool) -> Conditions:
     """Conditions that all of the given ones imply: the fewest others, the most colluders, nothing that only some
-    have. Exposed uploads add up over runs; shuffled epochs do not go on from one run to the next."""
+    have. Exposed uploads add up over runs; shuffled epochs do not continue from one run to the next."""
     if one_run and all(f == conditions[0] for f in conditions):
         return conditions[0]
     exposures = max(f.exposures for f in conditions) if one_run else sum(f.exposures for f in conditions)
-    epochs = Conditions(counts_shown=_counts_shown(conditions))
+    epochs = Conditions(counts_shown=_counts_shown(conditions), encoded=all(f.encoded for f in conditions))
     if one_run:
         epochs = epochs._replace(
             own_epochs=all(f.own_epochs for f in conditions), num_rounds=_most(f.num_rounds for f in conditions)
@@ -563,7 +566,7 @@ def _coarsest(conditions: Sequence[Conditions]) -> Lattice | None:
 
 
 def _most(values: Iterable[_Number | None]) -> _Number | None:
-    """The largest, or None where one is unknown."""
+    """The largest, or None if one is unknown."""
     known = []
     for value in values:
         if value is None:
@@ -574,7 +577,12 @@ def _most(values: Iterable[_Number | None]) -> _Number | None:
 
 def _normal(conditions: Conditions) -> Conditions:
     """Participation as it happened and nothing assumed: the ledger knows what ran, and proves."""
-    return conditions._replace(participation=REALISED, assume=False, unit="run", not_covered=(), encoded=False)
+    return conditions._replace(participation=REALISED, assume=False, unit="run", not_covered=())
+
+
+def _view(conditions: Conditions, terms: Budget) -> str:
+    """What the adversary of a budget has seen: single uploads, not sums, of runs that summed in the open."""
+    return "upload" if terms.view == "sum" and not conditions.encoded else terms.view
 
 
 def _identity(dataset: str, run: str, content: str) -> tuple[str, str, bytes]:

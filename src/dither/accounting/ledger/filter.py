@@ -55,7 +55,7 @@ def cover(
     view: str,
     adjacency: str,
 ) -> float:
-    """The μ of a Gaussian that covers these releases up to `tail`; infinite where there is none."""
+    """The μ of a Gaussian that covers these releases up to `tail`; infinite if there is none."""
     resolution = COARSE._replace(grid_delta=tail)
 
     def epsilon(delta: float) -> float:

@@ -6,7 +6,7 @@ that looks random without the key. The sketch of a data set is the K smallest of
 (bottom-k sampling, Cohen and Kaplan 2007): a uniform sample of its distinct records, the same ones wherever they
 are met again.
 
-How much is shared. Let t be the largest number in B's sketch (∞ where it holds all of B), b the size of that
+How much is shared. Let t be the largest number in B's sketch (∞ if it holds all of B), b the size of that
 sketch, a = |A below t| and x = |A and B below t|; x is counted over all of A, which is available at that time.
 Given their counts, the records of B below t are a uniform sample of B and those of A one of A. So x/b estimates
 the share of B that is in A and x/a the share of A that is in B, with variance at most p(1-p)/b and p(1-p)/a. The
@@ -37,7 +37,7 @@ _BLOCK = 1 << 15  # numbers hashed at a time: they stay in a core's cache
 
 class Sketch(NamedTuple):
     """The K smallest keyed numbers of the records with columns in order, and of those with columns in any
-    order (none where there are too many columns)."""
+    order (none if there are too many columns)."""
 
     ordered: np.ndarray
     mixed: np.ndarray
@@ -61,7 +61,7 @@ class Scan(NamedTuple):
     present: tuple[np.ndarray, ...]
 
     def shared(self, other: Sketch) -> float:
-        """The estimated share of the smaller data set that is in both; 0 where it may be chance."""
+        """The estimated share of the smaller data set that is in both; 0 if it may be chance."""
         ordered, mixed = (_distinct(each) for each in self.sketch)
         # Rows that only the order of their columns tells apart say nothing without it.
         kinds = [0, 1] if 2 * mixed >= ordered else [0]

@@ -65,7 +65,7 @@ class BoundGrid:
 
     @property
     def vacuous(self) -> bool:
-        """True where even the best bound promises no more than the initial model."""
+        """True if even the best bound promises no more than the initial model."""
         return not float(self.total[self.best]) < self.trivial
 
 
@@ -83,7 +83,7 @@ class ProblemConstants:
     """The constants of a loss that the bounds need; `sources` says where each comes from."""
 
     smoothness: float  # L, ρ
-    strong_convexity: float  # μ, λ; 0 where there is none
+    strong_convexity: float  # μ, λ; 0 if there is none
     pl_constant: float  # l: |∇f|² >= 2 l (f - f*)
     lipschitz: float  # the longest gradient of the whole loss
     example_lipschitz: float  # the longest gradient of one record: with this clip nothing is clipped
@@ -368,7 +368,7 @@ def _dp_scaffold(base: Spec, candidates: Sequence[Candidate], c: ProblemConstant
 
 
 def _averaged(candidates: Sequence[Candidate], c: ProblemConstants, rates: np.ndarray) -> dict[str, Any]:
-    """What the bounds of CPFed and Concentrated DP-FL both speak of."""
+    """The quantities in the bounds of both CPFed and Concentrated DP-FL."""
     return {
         "smoothness": c.smoothness,
         "strong_convexity": c.pl_constant,

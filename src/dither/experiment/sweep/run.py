@@ -313,7 +313,7 @@ def _summary(result: Sweep, plan: BatchPlan | None) -> dict[str, Any]:
 
 
 def default_folder(spec: Spec) -> Path:
-    """sweeps/METHOD-DATA-TIME, with a number appended where two start in the same second."""
+    """sweeps/METHOD-DATA-TIME, with a number appended if two start in the same second."""
     base = Path("sweeps") / f"{Path(spec.method).stem}-{Path(spec.data.title).stem}-{datetime.now():%Y%m%d-%H%M%S}"
     numbered = (base.with_name(f"{base.name}-{number}") for number in itertools.count(2))
     return next(path for path in itertools.chain([base], numbered) if not path.exists())
@@ -423,7 +423,7 @@ def differing(specs: Sequence[Spec]) -> list[str]:
 
 
 def _check_private(specs: Sequence[Spec], folder: str | Path | None) -> None:
-    """`SpecError` where the runs of a sweep over private records could not be compared, or not be kept."""
+    """`SpecError` if the runs of a sweep over private records could not be compared, or not be kept."""
     path = specs[0].data.title
     if distributed.count() > 1:
         raise SpecError(f"{path!r} holds private records, whose runs {distributed.count()} processes cannot share")

@@ -30,7 +30,7 @@ ADMIN_KIT = "nvflare-admin"  # in the server's folder: submits the job
 
 
 def require() -> None:
-    """`ConfigError` where NVIDIA FLARE is not installed."""
+    """`ConfigError` if NVIDIA FLARE is not installed."""
     if find_spec("nvflare") is None:
         raise ConfigError(
             "this federation uses NVIDIA FLARE: install Dither with its extra, pip install 'dither[nvflare]'"

@@ -61,7 +61,7 @@ class AuxTransport:
         self._numbers: dict[str, int] = {}  # site -> address
         self._present: dict[int, tuple[str, float]] = {}  # address -> mark, when it was heard
         self._open: dict[str, tuple[int, float]] = {}  # question -> address, when it was sent
-        self._answers: dict[str, bytes | None] = {}  # question -> its answer; None where there will be none
+        self._answers: dict[str, bytes | None] = {}  # question -> its answer; None if there will be none
         engine.register_aux_message_handler(_ANSWER, self._on_answer)
         engine.register_aux_message_handler(_PRESENCE, self._on_presence)
 
@@ -93,8 +93,8 @@ class AuxTransport:
             self.check_sites()
 
     def check_sites(self) -> None:
-        """`TransportRestart` where a site is connected whose job process is not there: FLARE lets it take part in
-        the next job, not in this one."""
+        """`TransportRestart` if a site is connected without its job process: FLARE lets it take part in the next
+        job, not in this one."""
         if self._connected is None or time.monotonic() - self._began < _JOIN_SECONDS:
             return
         try:
@@ -194,7 +194,7 @@ class RelayExecutor(Executor):  # type: ignore[misc]
         return make_reply(ReturnCode.OK)
 
     def _mark(self) -> str:
-        """Changes with the process behind the socket; empty where there is none."""
+        """Changes with the process behind the socket; empty if there is none."""
         try:
             return str(self._path.stat().st_ctime_ns) if answers_at(self._path) else ""
         except OSError:
