@@ -281,7 +281,7 @@ def _host_subsets(keys: noise.HostKeys, population: int, count: int) -> np.ndarr
         np.bitwise_xor(*noise.host_words((halves[0][:, at], halves[1][:, at]), np.arange(count))) for at in (0, 1)
     )
     fresh = np.arange(population - count, population)
-    draws = _below(high, low, (fresh + 1).astype(np.uint32)).astype(np.int32)
+    draws: np.ndarray = _below(high, low, (fresh + 1).astype(np.uint32)).astype(np.int32)
     row, taken = np.arange(len(draws)), np.zeros((len(draws), population), bool)
     for at in range(count):
         draws[:, at] = np.where(taken[row, draws[:, at]], fresh[at], draws[:, at])
@@ -324,8 +324,8 @@ def subset(key: Key, population: Array | int, count: int, *, largest: int, rows:
         keys = jax.random.split(key, rows)
         return jax.vmap(lambda k: permutation(k, population, largest=largest)[:count])(keys)
     fresh = (population - count + jnp.arange(count)).astype(jnp.int32)
-    halves = (jax.random.bits(half, (rows, count), jnp.uint32) for half in jax.random.split(key))
-    draws = _below(*halves, jnp.maximum(fresh + 1, 1).astype(jnp.uint32)).astype(jnp.int32)
+    high, low = (jax.random.bits(half, (rows, count), jnp.uint32) for half in jax.random.split(key))
+    draws = _below(high, low, jnp.maximum(fresh + 1, 1).astype(jnp.uint32)).astype(jnp.int32)
     if count == 1:
         return draws
     if largest <= 64 * count and jax.default_backend() == "cpu":
