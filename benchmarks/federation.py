@@ -13,8 +13,9 @@ minutes: compare them with each other, not with another machine.
 
 scale: masked rounds of light parties over a transport, with TLS (benchmarks/masked_exchange.py): they really mask,
 sign and open, and train nothing; a third of them may collude. A round is two exchanges: "round" (the model down,
-the masked words up) and "unseal". CPU is that of all processes of the server (transport, gate, coordinator) or of
-the parties, for each party and exchange; memory the peak of each process, added up.
+the masked words up) and "unseal". CPU is that of all processes of the server (over Flower also of the gate and of
+the coordinator alone; what is left is the SuperLink's) or of the parties, for each party and exchange; memory the
+peak of each process, added up.
 
 sums: a masked round in one process, without any transport: parties that really mask, and the server, which checks
 signatures, adds up and opens the sum. CPU for each party, at the party and at the server.
@@ -43,7 +44,7 @@ import masked_exchange
 import numpy as np
 
 from dither.federation import demo, keys
-from dither.federation.flower import APP, TlsFiles, fleet
+from dither.federation.flower import APP, SUPERLINK, TlsFiles, fleet
 from dither.federation.flower.superlink import Gate, SuperLink, environment
 from dither.federation.local import answer_at, free_port, separate_process, stop
 from dither.secagg import session
@@ -190,7 +191,7 @@ def measure_scale(
     facts["round_s"] = _median([sum(row["seconds"] for row in rows[at : at + 2]) for at in range(0, len(rows), 2)])
     for kind in ("round", "unseal"):
         chosen = [row for row in rows if row["kind"] == kind]
-        for who in ("server", "parties"):
+        for who in ("server", "parties") if over_flare else ("server", "gate", "coordinator", "parties"):
             facts[f"{kind}_{who}_ms"] = round(1e3 * sum(row[who] for row in chosen) / (count * len(chosen)), 2)
     facts["server_MB"] = round(max(row["server_bytes"] for row in rows) / 1e6)
     facts["parties_MB"] = round(max(row["party_bytes"] for row in rows) / 1e6)
@@ -205,7 +206,7 @@ def _flower_server(folder: Path, port: int, path: dict[str, str]) -> Iterator[Ca
         folder / "app",
     )
     (app / "dither_app").mkdir(parents=True)
-    with SuperLink(folder, tls, path) as link:
+    with SuperLink(folder, tls, {**path, SUPERLINK: "1"}) as link:
         for party in keyring.parties:
             link.register(party.node_key, party.name)
         nodes = [party.node_key for party in keyring.parties]

@@ -185,11 +185,13 @@ def coordinate(transport: Any, config: Mapping[str, str]) -> None:
         nonlocal theirs
         theirs = set().union(*map(process_tree, party_processes))
         ours = (process_tree(main) - theirs) | own
-        began, before = time.perf_counter(), (cpu_seconds(ours), cpu_seconds(theirs))
+        groups = {"server": ours, "gate": {main}, "coordinator": own, "parties": theirs}
+        before = {who: cpu_seconds(processes) for who, processes in groups.items()}
+        began = time.perf_counter()
         failures = mailbox.ask(kind, questions, seconds=PATIENCE, take=take)
         assert not failures.reasons, failures.reasons
         row: dict[str, Any] = {"kind": kind, "seconds": time.perf_counter() - began}
-        row |= {"server": cpu_seconds(ours) - before[0], "parties": cpu_seconds(theirs) - before[1]}
+        row |= {who: cpu_seconds(processes) - before[who] for who, processes in groups.items()}
         row |= {"server_bytes": resident_bytes(ours), "party_bytes": resident_bytes(theirs)}
         return row
 

@@ -646,6 +646,7 @@ def test_a_round_released_again_with_fresh_noise_is_charged_again(tmp_path):
         )
         for start, stop in [(0, 10), (10, 20)] + [(10, 20)] * again:
             assert run.pay(start, stop) == stop
+        assert replay or run.stretches() == [(0, 20)] + [(10, 20)] * again
         (account,) = [s for s in ledger.spent("d", adjacency="replace-one") if s.client == EVERY_RECORD]
         return account.participations, account.epsilon
 

@@ -58,7 +58,7 @@ def post(gate, length, headers="", sent=0):
     """Post a body said to be of that length, of which `sent` mebibytes are sent; the answer's first line, empty
     where the line is cut."""
     with connected(gate) as line:
-        head = f"POST /v1/fleet/push-object HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n{headers}\r\n"
+        head = f"POST /v1/fleet/push-messages HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n{headers}\r\n"
         try:
             line.sendall(head.encode())
             for _ in range(sent):
@@ -125,7 +125,7 @@ def test_strangers_are_few_and_soon_gone(gate, folder, monkeypatch):
         line.close()
     monkeypatch.setattr(superlink, "_STRANGER_SECONDS", 0.3)
     plain, slow = socket.create_connection(("127.0.0.1", gate.port), timeout=10), connected(gate)
-    slow.sendall(b"POST /v1/fleet/push-object HTTP/1.1\r\n")  # and never more
+    slow.sendall(b"POST /v1/fleet/push-messages HTTP/1.1\r\n")  # and never more
     assert ended(plain)
     assert ended(slow)
     monkeypatch.undo()

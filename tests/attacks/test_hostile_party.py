@@ -63,11 +63,46 @@ def test_an_answer_that_flower_cannot_read_ends_no_coordinator():
         def ConfirmMessageReceived(self, request):
             pass
 
-    transport = GridTransport(SimpleNamespace(_runtime_client=Client(), node=Node(node_id=1)))
+    grid = SimpleNamespace(_runtime_client=Client(), node=Node(node_id=1))
+    transport = GridTransport(grid, supernodes=True)
     found, until = [], time.monotonic() + 20
     while len(found) < len(bodies) and time.monotonic() < until:
         found += transport.pull([number for number in bodies if number not in dict(found)])
     assert dict(found) == dict.fromkeys(bodies, b"")  # which is no message: its sender is named
+
+
+def test_an_answer_with_a_content_that_is_not_ours_ends_no_coordinator():
+    pytest.importorskip("flwr", reason="the extra 'deploy' is not installed")
+    from flwr.app import ConfigRecord, RecordDict
+    from flwr.common.serde import recorddict_to_proto
+    from flwr.proto.error_pb2 import Error
+    from flwr.proto.message_pb2 import Message, Metadata
+    from flwr.proto.recorddict_pb2 import RecordDict as Sent
+
+    from dither.federation.flower.apps import GridTransport
+
+    contents = {
+        "nothing": Sent(),
+        "a record without a value": Sent(items=[{"key": "dither"}]),
+        "another record": recorddict_to_proto(RecordDict({"other": ConfigRecord({"body": b"x"})})),
+        "text for bytes": recorddict_to_proto(RecordDict({"dither": ConfigRecord({"body": "x"})})),
+    }
+
+    class Client:
+        def PullMessages(self, request):
+            there = [number for number in request.message_ids if number in contents]
+            said = [Message(metadata=_about(number), content=contents[number]) for number in there]
+            said += [Message(metadata=_about("gone"), error=Error(code=1, reason="x"))]
+            return SimpleNamespace(messages_list=[*said, Message(metadata=_about("never asked"))])
+
+    def _about(number):
+        return Metadata(
+            reply_to_message_id=number, message_id=f"answer to {number}", ttl=60.0, message_type="query"
+        )
+
+    transport = GridTransport(SimpleNamespace(_runtime_client=Client()))
+    found = transport.pull([*contents, "gone", "not yet answered"])
+    assert dict(found) == {**dict.fromkeys(contents, b""), "gone": None}
 
 
 def test_answers_without_content_are_asked_for_again_but_not_in_a_flood(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import dither
 from dither import cli
 from dither.accounting.ledger.runs import EVERY_RECORD, Budget, Ledger, data_id
-from dither.errors import BudgetExhausted, ConfigError, DitherError
+from dither.errors import BudgetExhausted, ConfigError, DitherError, SpecError
 from dither.experiment.folder import RunFolder
 from dither.experiment.train import resume
 from dither.spec import Spec
@@ -192,6 +192,22 @@ def test_the_same_records_in_another_dress_are_recognised(place, disguise):
         train(place, path)
     assert charges(place) == 1
     assert not list(place.glob("run-*"))
+
+
+def test_charged_records_are_not_public_in_another_dress(place):
+    """As training records, as test records that are scored exactly, or as what a plan is measured on."""
+    shuffled_rows(people(), place / "other")
+    people(seed=1).to_csv(place / "new.csv", index=False)
+    (path,) = place.glob("other.*")
+    for values, trained in (
+        ({"data.public": True}, path),
+        ({"data.test_path": str(path), "data.test_public": True}, place / "new.csv"),
+    ):
+        with pytest.raises(SpecError, match=r"declared public.*people\.csv.* as private"):
+            train(place, trained, values=values)
+    with pytest.raises(SpecError, match="declared public"):
+        dither.plan("cpfed", epsilon=1.0, proxy=str(path), records=100, values={"data.label": "sick"})
+    assert charges(place) == 1
 
 
 def invoke(*arguments):

@@ -116,6 +116,25 @@ def test_a_run_killed_and_resumed_with_fresh_noise_reports_what_the_ledger_does(
     assert proven(made.summary)["replace-one"] > planned["replace-one"]
 
 
+@pytest.mark.slow
+def test_a_folder_put_back_from_a_copy_reports_what_was_released_meanwhile(tmp_path):
+    """The copy knows nothing of rounds that were made after it, and makes them again with other noise."""
+    path, book, folder = write_table(tmp_path / "t.csv"), tmp_path / "ledger.sqlite", tmp_path / "run"
+    spec = own_spec(path, cohort_size=4, num_rounds=4)
+    with pytest.raises(Killed):
+        dither.run(spec, out=folder, ledger=book, checkpoint_seconds=0, on_evaluation=killed_after(1))
+    shutil.copytree(folder, tmp_path / "copy")
+    before = dither.run(spec, resume=folder, ledger=book)
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "copy", folder)
+    after = dither.run(spec, resume=folder, ledger=book)
+    ledger = Ledger(book)
+    (spent,) = ledger.spent(ledger.datasets()[0], delta=spec.privacy.delta, adjacency="zero-out")
+    assert proven(after.summary)["zero-out"] == pytest.approx(spent.epsilon, rel=1e-12)
+    assert spent.epsilon > proven(before.summary)["zero-out"]
+    assert (before.repeated_rounds, after.repeated_rounds) == (0, 2)
+
+
 @pytest.mark.parametrize("more", [1.0001, pytest.param(1.1, marks=pytest.mark.slow)])
 def test_rounds_that_were_undone_count_also_where_a_budget_forbids_to_make_them_again(tmp_path, more):
     """Rounds 4 and 5 were made and shown, then undone by a kill; the budget pays again for none, or for one."""

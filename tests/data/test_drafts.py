@@ -96,7 +96,7 @@ def test_what_to_drop_and_what_to_keep() -> None:
     frame = table(patient_id=np.arange(ROWS), ward=["a", "b"] * (ROWS // 2))
     drafted = draft(frame, "ill", name="t", drop=["ward"], keep=["patient_id"])
     assert [column.name for column in drafted.schema.columns] == ["age", "patient_id"]
-    assert drafted.excluded == {"ward": "is left out at your request"}
+    assert drafted.excluded == {"ward": "was dropped on request"}
     with pytest.raises(DataError, match="column 'wart' is not in 't'; did you mean 'ward'"):
         draft(frame, "ill", name="t", drop=["wart"])
     with pytest.raises(DataError, match="no column that can be a feature: 'patient_id' looks like an id"):

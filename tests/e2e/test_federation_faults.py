@@ -34,11 +34,10 @@ NODE = [
     ("charged", 3),
     ("trained", 4),
     ("before upload", 5),
-    ("half an upload", 6),
-    ("after upload", 7),
-    ("unseal asked", 8),
-    ("unseal saved", 9),
-    ("unseal sent", 10),
+    ("after upload", 6),
+    ("unseal asked", 7),
+    ("unseal saved", 8),
+    ("unseal sent", 9),
 ]
 SERVER = [
     ("server: terms", None),
@@ -77,7 +76,7 @@ def outlive(run, who, phases):
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_node_killed_in_each_phase_changes_nothing(tmp_path, transport):
-    """Four parties, all of which are needed: the one that dies thirteen times (over FLARE ten: its own process
+    """Four parties, all of which are needed: the one that dies twelve times (over FLARE ten: its own process
     sends nothing) is waited for and asked again. The model has the bits of a simulation in which nobody died;
     every round is charged once."""
     phases = NODE if transport == "flower" else [each for each in NODE if "fleet" not in PHASES[each[0]][0]]

@@ -11,9 +11,12 @@ from dither.data import Schema
 from dither.errors import DataError, SpecError
 from dither.experiment import start
 from dither.experiment.account import account
+from dither.experiment.evaluation import PrivateScores
 from dither.experiment.private_schema import Wanted
 from dither.experiment.statement import statement
+from dither.experiment.statistics import Estimate
 from dither.spec import Spec
+from dither.web.files import SafeFolder
 from tests.experiment.test_private_schema import clinic
 
 
@@ -57,6 +60,17 @@ def test_classes_that_cannot_be_found_are_asked_for_before_anything_is_spent(fol
     assert Spec.from_any(tmp_path / "federation.toml").data.class_names == ("no", "yes")
 
 
+@pytest.mark.parametrize(
+    ("auc", "said"),
+    [((0.99, 0.97, 1.0), "too good to be true"), ((0.5, 0.0, 1.0), "the noise hides"), ((0.9, 0.85, 0.95), "")],
+)
+def test_scores_that_let_one_doubt_the_features_are_named(auc, said):
+    scores = PrivateScores({"auc": Estimate(*auc)}, {}, (), 100, 1.0, 1e-5)
+    project = start.Project(None, None, scores, (), {})
+    assert project.doubt.startswith(said)
+    assert bool(project.doubt) == bool(said)
+
+
 def test_the_header_proposes_a_label(folder, tmp_path):
     assert start.propose_label(folder) == ("ill", list(clinic(1).columns))  # the last column
     clinic(20).rename(columns={"year": "Outcome"}).to_csv(tmp_path / "one.csv", index=False)
@@ -90,7 +104,10 @@ def test_one_epsilon_covers_everything(folder, tmp_path):
     report = account(out / "run")
     assert [part.epsilon for part in report.split] == pytest.approx([*parts, together])
     assert not any("split" in text or "preprocessing" in text for text in report.epsilon.main[0].not_covered)
-    assert "| 3 |" in statement(out / "run").to_markdown()  # three runs on each file
+    text = statement(out / "run").to_markdown()
+    assert "| 3 |" in text  # three runs on each file
+    assert f"comes to ε = {together:.3g}" in text
+    assert list(SafeFolder(tmp_path).runs()) == ["out/run"]  # what the page shows
     # the budget of every file is spent: nothing more can be taken from it
     ledger = Ledger(book)
     assert {spent.budget.epsilon for each in ledger.datasets() for spent in ledger.spent(each)} == {6.0}

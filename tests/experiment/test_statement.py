@@ -44,6 +44,19 @@ def test_the_statement_gives_the_proven_value_of_the_specs_adversary(report):  #
     assert "noise comes from a seed" not in statement(replace(report, randomness="os")).to_markdown()
 
 
+@pytest.mark.parametrize("proved", [True, False])
+def test_the_epsilon_of_one_message_is_not_that_of_the_run(report, proved):  # noqa: F811
+    """A spec may ask about one message (Secure FedAvg's claim); the statement is about all of them."""
+    row = report.epsilon.main[0]
+    message = replace(row, unit="message", value=row.value / 4)
+    rows = report.epsilon.table if proved else [replace(each, value=math.inf) for each in report.epsilon.table]
+    epsilon = replace(report.epsilon, unit="message", table=(message, *rows))
+    made = statement(replace(report, epsilon=epsilon))
+    assert f"ε = {message.value:g} and" not in made.to_markdown()
+    assert (f"ε = {row.value:g} and" in made.to_markdown()) == proved
+    assert ("No guarantee is proven" in made.sections[0].answer[0]) != proved
+
+
 def test_the_score_of_a_regression_is_stated(report):  # noqa: F811
     made = replace(report, classes=(), test_accuracy=None, test_r2=0.25)
     assert "R² 0.2500 on public test records" in statement(made).to_markdown()

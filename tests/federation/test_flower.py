@@ -193,7 +193,8 @@ def test_an_answer_that_never_becomes_complete_holds_up_nobody(monkeypatch):
 
     answer = SimpleNamespace(has_content=lambda: True, content=fleet.content(b"whole"))
     monkeypatch.setattr(fleet, "_assembled", lambda tree, part: part(tree) and answer)
-    transport = GridTransport(SimpleNamespace(_runtime_client=Client(), node=Node(node_id=1)))
+    grid = SimpleNamespace(_runtime_client=Client(), node=Node(node_id=1))
+    transport = GridTransport(grid, supernodes=True)
     began = time.monotonic()
     found: list = []
     while not found and time.monotonic() - began < 20:
@@ -201,3 +202,52 @@ def test_an_answer_that_never_becomes_complete_holds_up_nobody(monkeypatch):
     assert found == [("whole", b"whole")]
     assert transport.pull(["half", "none"]) == []
     assert time.monotonic() - began < 20
+
+
+def test_messages_that_carry_their_content_leave_nothing_at_the_superlink(monkeypatch):
+    """For each it lists an object that never comes: it drops them, and their push, when it is asked for one after
+    its patience."""
+    from datetime import timedelta
+    from types import SimpleNamespace
+
+    from flwr.app import Message
+    from flwr.proto.node_pb2 import Node
+    from flwr.supercore import constant, date
+    from flwr.supercore.corestate import in_memory_corestate
+    from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+    from flwr.supercore.task_identity import TaskIdentity
+
+    class State(in_memory_corestate.InMemoryCoreState):
+        def _on_push_session_expired(self, message_object_ids):
+            dropped.update(message_object_ids)
+
+    State.__abstractmethods__ = frozenset()
+    state, dropped, late, asked = State(InMemoryObjectStore()), set(), [0.0], threading.Event()
+    monkeypatch.setattr(in_memory_corestate, "now", lambda: date.now() + timedelta(seconds=late[0]))
+    monkeypatch.setattr(fleet, "_PATIENCE", 0.0)
+    for number in ("_run_id", "_task_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, number, 1, raising=False)
+    assert constant.OBJECT_PUSH_SESSION_TTL_SECONDS < 190.0
+
+    class Client:
+        def PushMessages(self, request):
+            session = state.start_session(1)
+            for tree in request.message_object_trees:
+                state.preregister_object_tree(tree, session)
+            return SimpleNamespace(message_ids=[tree.object_id for tree in request.message_object_trees])
+
+        def PullObject(self, request):
+            late[0] = 190.0
+            assert state.get_object(1, request.object_id) is None
+            asked.set()
+
+    run = SimpleNamespace(run_id=1)
+    messages = fleet.PartyMessages(SimpleNamespace(_runtime_client=Client(), node=Node(node_id=1), run=run))
+    questions = [Message(fleet.content(body), dst_node_id=7, message_type="query") for body in (b"a", b"b")]
+    numbers = messages.push(questions, ttl=0.0)
+    assert asked.wait(10)
+    assert dropped == set(numbers)
+    assert len(numbers) == 2
+    assert not state._object_push_sessions
+    assert not state._object_push_session_by_root
+    assert len(state.object_store) == 0

@@ -213,7 +213,7 @@ def _with_largest_share(
     releases: tuple[Release, ...], alternatives: Iterable[tuple[Release, ...]]
 ) -> tuple[Release, ...]:
     """The releases with the largest share of one use (E3) among alternatives, so that these differ in strength
-    alone; without it where one has none."""
+    alone; without it if one has none."""
     uses = {r.by_use for each in alternatives for r in each}
     if len(uses) == 1:
         return releases
@@ -234,8 +234,8 @@ def _of_a_record(release: Release) -> Release:
 
 
 def _information(release: Release, lattice: Lattice | None = None) -> float:
-    """Order of strength among releases that differ only in noise and sensitivity. With discrete noise rounding
-    adds √d steps of the grid to the distance, which weigh more where the noise is less."""
+    """Order of strength among releases that differ only in noise and sensitivity. With discrete noise, rounding
+    adds √d grid steps to the distance, which weigh more if there is less noise."""
     if release.noise_std == 0:
         return math.inf
     rounding = lattice.step * math.sqrt(lattice.dimension) if lattice and release.channel == "uplink" else 0.0
@@ -538,7 +538,7 @@ class Accountant:
     # Noise
 
     def noise_factors(self) -> np.ndarray:
-        """`noise_factor` for the target of each client; where all have the plan's, one for all."""
+        """`noise_factor` for the target of each client; one for all if all have the plan's target."""
         plan = self.plan
         if not plan.epsilons:
             return np.asarray(self.noise_factor())

@@ -320,7 +320,7 @@ class _Auditor:
         return 20.0 * spec.local_steps * size
 
     def _movement(self, view: str, schedule: TargetSchedule) -> float:
-        """How far training can carry the model along the direction, as long as broadcasts are not chosen anew."""
+        """How far training can carry the model along the direction, as long as broadcasts are not chosen again."""
         spec, hyper = self.experiment.spec, self.experiment.prepared.hyper
         lr = float(hyper.get("client_lr", spec.client_lr))
         clip_norm = float(hyper.get("clip_norm", 1.0))

@@ -82,8 +82,8 @@ def choose_thresholds(
 ) -> list[Threshold]:
     """A few promising thresholds, from trials that the bound itself will not use.
 
-    For each side the one with the best expected bound; and, where the pilot saw no false guess at all, a few
-    deeper in that region, as the pilot cannot tell how far it has to go.
+    For each side, the one with the best expected bound. If the pilot saw no false guess at all, also a few
+    deeper in that region, because the pilot cannot tell how far to go.
     """
     candidates: list[tuple[float, Threshold]] = []
     pooled = np.unique(np.concatenate([pilot_in, pilot_out]))

@@ -254,7 +254,7 @@ def build(drawn: Drawn) -> Experiment:
 
 
 def _proven(experiment: Experiment, drawn: Drawn) -> tuple[str, float]:
-    """Recipe and value of the bound that is on trial: where clients have targets of their own, of the target's."""
+    """Recipe and value of the bound under test; if clients have their own targets, for the target's."""
     accountant = experiment.accountant(drawn.missing)
     if experiment.plan.epsilons and not drawn.ex_ante:
         accountant = accountant.of([_attacked_client(experiment.plan)])
@@ -506,7 +506,7 @@ class _Attack:
         return accounting.gaussian_epsilon(math.sqrt(math.fsum(squares)), self.delta)
 
     def _sampled(self) -> float:
-        """The record is used now and then. Further rounds count where they are alike and independent."""
+        """The record is used now and then. Further rounds count if they are alike and independent."""
         shift = float(np.linalg.norm(self.pair.shift))
         worlds = [
             self.run(_TRIALS, record=at, start=self.pair.start, seed=np.arange(_TRIALS))

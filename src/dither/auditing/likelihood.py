@@ -97,7 +97,7 @@ def fit(pilot: Pilot) -> LikelihoodRatio:
 
 
 def _denoised(observed: Observations, other_slope: np.ndarray, previous_slope: np.ndarray) -> np.ndarray:
-    """The target's projections less what another upload or the round before tells of their noise."""
+    """The target's projections minus what another upload or the previous round reveals about their noise."""
     values: np.ndarray = observed.target - other_slope * observed.other
     if np.any(previous_slope):
         values[:, 1:] -= previous_slope[1:] * observed.target[:, :-1]
@@ -127,7 +127,7 @@ def _slope(values: np.ndarray, on: np.ndarray) -> np.ndarray:
 
 
 def _grouped(points: np.ndarray, most: int, grain: float) -> Mixture:
-    """Equal points counted once; a coarser grain where there are too many."""
+    """Equal points counted once, on a coarser grid if there are too many."""
     while True:
         rounded, index, counts = np.unique(
             np.round(points / grain).astype(np.int64), axis=0, return_inverse=True, return_counts=True
@@ -156,9 +156,9 @@ def is_unsampled(releases: tuple[Release, ...]) -> bool:
 
 
 def exhibited_pair(pilot: Pilot, ratio: LikelihoodRatio, releases: tuple[Release, ...]) -> ExhibitedPair | None:
-    """The pilot as an exhibited pair, where its noiseless outputs are two points: one with the canary used, one
-    without. None if they are not, if rounds differ by more than 2%, or if one round's use tells of
-    another's."""
+    """The pilot as an exhibited pair, if its noiseless outputs are two points: one with the canary used, one
+    without. None if they are not, if rounds differ by more than 2%, or if the use in one round reveals that in
+    another."""
     if not releases or np.any(ratio.other_slope) or np.any(ratio.previous_slope):
         return None
     inside, outside = pilot.noiseless_in.target, pilot.noiseless_out.target

@@ -101,8 +101,8 @@ class PairSetting(NamedTuple):
 
 
 def neighbouring_pairs(model: Model, num_features: int, setting: PairSetting) -> list[NeighbouringPair]:
-    """The pairs that an audit tries. A clipped linear model is attacked where its gradients stay at the clip,
-    other models by flipping labels."""
+    """The pairs that an audit tries. A clipped linear model is attacked at points where its gradients stay at
+    the clip, other models by flipping labels."""
     start = model.init(jax.random.key(setting.seed))
     if _is_linear(model) and setting.norm_bound is None and setting.clip != "none":
         return _saturated_pairs(model, num_features, setting, start)
@@ -170,7 +170,7 @@ def _favour_class_0(params: Params, model: Model, log_odds: float) -> Params:
 
 
 def _only_two_classes(params: Params, model: Model) -> Params:
-    """Classes beyond the first two ruled out, where the model's last bias is known."""
+    """Classes beyond the first two ruled out, if the model's last bias is known."""
     name = _last_layer(model)
     if not isinstance(params, dict) or name not in params or params[name]["b"].shape[0] <= 2:
         return params

@@ -150,8 +150,8 @@ def data_schema(
     ledger: common.LedgerFile = None,
     new_ledger: common.NewLedger = False,
 ) -> None:
-    """Write a schema for your own tables: a draft that is read from the records until you confirm it, or, with
-    --private, one that an ε covers."""
+    """Write a schema for your own tables: a draft read from the records, for you to confirm, or, with --private, a
+    schema that an ε covers."""
     from dither import data
     from dither.experiment.private_schema import Wanted, private_schema
 

@@ -33,7 +33,8 @@ Transport = Annotated[
 ]
 Days = Annotated[int, Option(min=1, max=36500, help="Days until the server's certificate expires.")]
 PartyFolder = Annotated[
-    Path, Option("--federation", metavar="DIR", help="Your party's folder from `dither federation init`.")
+    Path,
+    Option("--federation", metavar="DIR", help="Your party's folder, from `dither federation request` or `init`."),
 ]
 
 

@@ -250,7 +250,7 @@ def _listen(host: str, port: int) -> tuple[socket.socket, str]:
 
 
 def _serve(app: FastAPI, listener: socket.socket, browser_address: str) -> None:
-    """Serve until Ctrl-C, and open a browser where an address is given."""
+    """Serve until Ctrl-C, and open a browser if an address is given."""
     import threading
 
     import uvicorn

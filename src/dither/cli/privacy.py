@@ -229,7 +229,7 @@ def audit(
 
 
 def _exit_on_violation(lines: Iterable[str]) -> None:
-    """Exit code 5 where an attack shows more than was proved."""
+    """Exit code 5 if an attack shows more than was proved."""
     violations = list(lines)
     for line in violations:
         common.say(line, "VIOLATION:", "bold red")
@@ -238,7 +238,7 @@ def _exit_on_violation(lines: Iterable[str]) -> None:
 
 
 def _fuzz(count: int, seed: int) -> None:
-    """Attack random specs, print a row for each, and end with exit code 5 where one leaks more than is proved."""
+    """Attack random specs, print a row for each, and end with exit code 5 if one leaks more than is proved."""
     from dither.auditing.fuzz import fuzz
 
     outcomes = fuzz(count, seed=seed)

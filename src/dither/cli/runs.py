@@ -150,8 +150,10 @@ def evaluate(
     ledger: common.LedgerFile = None,
     new_ledger: common.NewLedger = False,
 ) -> None:
-    """Score a trained run on a file, next to a constant prediction. Without --epsilon the scores are exact:
-    do not publish them."""
+    """Score a trained run on a file, next to a constant prediction.
+
+    Without --epsilon the scores are exact: do not publish them.
+    """
     from dither.experiment.metrics import NAMES
     from dither.experiment.report import load
 
@@ -311,16 +313,16 @@ def _print_project(done: Project) -> None:
     for column, why in done.excluded.items():
         typer.echo(f"left out: {column!r} {why}")
     title = f"Private scores on {done.scores.records:,} records that training left out"
-    common.print_table(done.scores.rows(), title=title, footer="95% intervals include the noise")
-    if done.too_good:
-        typer.echo("too good to be true? look for a column that follows from the label, and leave it out (--drop)")
+    common.print_table(done.scores.rows(), title=title, footer="95% intervals include noise and ties")
+    if done.doubt:
+        typer.echo(done.doubt)
     print_split(done.split)
     gaps = uncovered(done.report.epsilon.main)
     covers = "covers all of it" if not gaps else "covers all of it, except the following"
     typer.echo(f"one ε = {done.epsilon.epsilon:.4g} at δ = {done.epsilon.delta:.5g} {covers}")
     for text in gaps:
         typer.echo(f"not covered: {text}")
-    typer.echo(f"in {done.folder}: schema.toml, spec.toml, run/ (the model), federation.toml, project.json")
+    typer.echo(f"in {done.folder}: schema.toml, run/ (the model), federation.toml, project.json")
     typer.echo(f"next: dither account {done.folder / 'run'}; dither statement {done.folder / 'run'}")
     served = done.folder / "federation.toml"
     typer.echo(f"to leave each table with its owner: dither serve {served} (docs/deployment.md)")

@@ -36,7 +36,7 @@ class MappedArray:
 
     It has a shape, can be sliced and indexed like an array, and holds row numbers only; `read` fills a given array
     with some of its rows. Converting it to an array in memory is refused, because that is what it exists to avoid.
-    Images are flattened, and divided by `scale` (255 where they are bytes), as `load_npz` does.
+    Images are flattened and divided by `scale` (255 for bytes), as in `load_npz`.
     """
 
     dtype = np.dtype(np.float32)
@@ -257,7 +257,7 @@ def pool(dataset: Dataset) -> Dataset:
 
 
 def all_records(dataset: Dataset) -> np.ndarray:
-    """Training records, then test records; still on disk where they are streamed."""
+    """Training records, then test records; still on disk if they are streamed."""
     if isinstance(dataset.x_train, MappedArray) and isinstance(dataset.x_test, MappedArray):
         return MappedArray.concatenate(dataset.x_train, dataset.x_test)
     return np.concatenate([dataset.x_train, dataset.x_test])
@@ -407,8 +407,8 @@ def dataset_from_sources(
     schema: Schema,
     options: LoadOptions,
 ) -> Dataset:
-    """One table for each institution. Each is encoded, and split where no test table is given, by itself: its
-    training records are those that the institution would have in a federation."""
+    """One table for each institution. Each is encoded by itself, and split by itself if no test table is given.
+    Its training records are those that the institution would have in a federation."""
     holders: dict[bytes, str] = {}
     for source in sources:  # a record that two clients hold reveals more than either proof says
         other = holders.setdefault(np.sort(source.record_hashes[0]).tobytes(), source.name)

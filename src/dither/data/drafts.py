@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 MAX_CATEGORIES = 64  # a column of names must not become a million features
 MAX_CLASSES = 1000
-DROPPED = "is left out at your request"
+DROPPED = "was dropped on request"
 _COVERED = 0.8  # share of the rows that the listed categories must cover
 _FEW = 100  # rows below which nothing is said about a column but that it is empty or constant
 _RARE = 10  # rows below which a category of a large table is left to "(other)"
@@ -78,9 +78,9 @@ def draft(
     keep: Collection[str] = (),
     task: str = "auto",
 ) -> Draft:
-    """Draft a schema for a file, for several, or for a table in memory. Columns that are no features (ids, dates,
-    free text, constants, copies of the label, categories of too many levels) are left out, unless they are in
-    `keep`; so is each in `drop`."""
+    """Draft a schema for a file, for several, or for a table in memory. Columns that cannot be features (ids,
+    dates, free text, constants, copies of the label, categories with too many levels) are left out unless they
+    are in `keep`; so are those in `drop`."""
     frame, name = _read(table, name)
     present = [str(column) for column in frame.columns]
     for column in (label, *drop, *keep):

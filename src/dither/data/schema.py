@@ -385,8 +385,8 @@ class Schema:
     def encode_labels(self, frame: pd.DataFrame) -> np.ndarray:
         """Class numbers, int32 [rows]; for regression labels scaled by their bounds to [0, 1], float32.
 
-        Nobody has looked at the labels of a private schema: one that is no class, or no number, is -1, and its
-        record counts as a blank. An error would tell others that there is such a record.
+        With a private schema, nobody has looked at the labels. A label that is not a class, or not a number, is
+        -1, and its record counts as a blank. An error would reveal that there is such a record.
         """
         _need_columns(frame, [self.label.column])
         strict = self.privacy is None
@@ -452,7 +452,7 @@ def with_label_bounds(schema: Schema, bounds: Sequence[float]) -> Schema:
 
 def propose_task(values: np.ndarray) -> str:
     """ "regression" for a label of many different numbers, otherwise "classification". `values` are numbers, NaN
-    for what is none."""
+    for anything else."""
     distinct = np.unique(values)
     if np.isnan(distinct).any():
         return "classification"

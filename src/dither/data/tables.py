@@ -85,7 +85,7 @@ def check_table(frame: pd.DataFrame, name: str) -> None:
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
-    """A Parquet file. Whole numbers are floats, as pandas makes of them where one record has none."""
+    """A Parquet file. Whole numbers are floats, as in pandas if a cell is missing."""
     import pandas as pd
     import pyarrow as pa
     from pyarrow import parquet
@@ -296,5 +296,5 @@ def existing_file(path: StrPath) -> Path:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error message, or the error's type where it says nothing."""
+    """The first line of an error message, or the error's type if it has no message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -22,6 +22,7 @@ import numpy as np
 from dither import data
 from dither.accounting import REPLACE_ONE, ZERO_OUT, ClientEpsilon, step_multiplier
 from dither.accounting.accountant import Accountant, alike, noise_ratio
+from dither.accounting.ledger.store import known_records
 from dither.errors import RunExists, SpecError
 from dither.methods import Method, method, prepare
 from dither.models import Model, count_params, program_digest
@@ -78,7 +79,7 @@ class Experiment:
 
     def realised(self, begun: Sequence[tuple[int, int]]) -> Experiment:
         """The experiment when these stretches of rounds were begun, each with noise of its own: a round that a
-        kill undid and that was made again has been released twice."""
+        kill undid and that was repeated has been released twice."""
         numbers = tuple(number for start, stop in begun for number in range(start, stop))
         if numbers == tuple(range(len(numbers))):
             return self.first_rounds(len(numbers))
@@ -127,7 +128,7 @@ Arrays = tuple[np.ndarray, np.ndarray]
 
 
 class Chosen(NamedTuple):
-    """A spec, its records where they are loaded already, and a note on what was chosen."""
+    """A spec, its records if they are already loaded, and a note on what was chosen."""
 
     spec: Spec
     dataset: data.Dataset | None = None
@@ -241,7 +242,7 @@ def _weighted(experiment: Experiment, weights: np.ndarray) -> Experiment:
 
 
 def _check_supported(prepared: Prepared, method: str) -> None:
-    """Refuse targets of single clients, and an adaptive clip, where the method would ignore them."""
+    """Refuse clients' own targets and an adaptive clip if the method would ignore them."""
     plan = prepared.plan
     if plan.epsilons and len(plan.epsilons) != plan.num_clients:
         raise SpecError(
@@ -257,7 +258,7 @@ def _check_supported(prepared: Prepared, method: str) -> None:
 
 
 def large_delta(spec: Spec, records: int, federated: bool) -> list[str]:
-    """A warning where δ is no longer small beside one record's share; some papers' δ on public data is not."""
+    """A warning if δ exceeds one record's share, or 0.01 on public data, where some papers use a larger share."""
     delta, is_own = spec.privacy.delta, federated or bool(spec.data.path)
     if delta <= (1 / records if is_own else 0.01):
         return []
@@ -406,7 +407,7 @@ def _counts_shown(experiment: Experiment, smoothness: float | None, federated: b
 
 
 def squared_norm_bound(spec: Spec, dataset: data.Dataset) -> float | None:
-    """A public bound on the squared norm of any record as the model reads it; None where there is none."""
+    """A public bound on the squared norm of any record as the model reads it; None if there is none."""
     if spec.data.transform != "none":
         return data.NORM_BOUND**2
     if dataset.schema is not None:
@@ -517,6 +518,18 @@ def load_data(
     return dataset if d.part == "all" else data.public_part(dataset, d.part, d.public_fraction)
 
 
+def refuse_charged(path: str, rows: np.ndarray | None = None) -> None:
+    """`SpecError` where a file that is declared public holds records that were charged to a ledger of this user,
+    whatever it is called and however it is written: those are private. `rows` are their hashes."""
+    found = known_records(data.hash_records(path) if rows is None else rows)
+    for known in found:
+        if known.share > 0.5:  # of the smaller one: a few rows may be equal by chance
+            raise SpecError(
+                f"{path!r} is declared public, but {known.share:.0%} of it or of {known.file} was charged to "
+                f"{known.path!r} as private; leave it out"
+            )
+
+
 def by_file(spec: Spec, dataset: data.Dataset) -> bool:
     """Whether each of several files is one client."""
     return spec.data.partition == "files" or (spec.data.partition == "iid" and bool(dataset.sources))
@@ -584,13 +597,13 @@ def stop_reason(experiment: Experiment) -> str:
 
 
 def planned_rounds(experiment: Experiment) -> int:
-    """Rounds the run will make: the spec's, or fewer where the method's budget is spent before."""
+    """Rounds the run will make: the spec's, or fewer if the method's budget is spent before."""
     return len(experiment.cohorts)
 
 
 def rounding(experiment: Experiment, missing: int) -> dict[str, float] | None:
     """What rounding before the sum could add to the proven ε of sums, by the rule of thumb of errata G8: √d·2^-f
-    on top of the sensitivity. Not a proof. None where nothing is rounded or the method's unit is unknown."""
+    on top of the sensitivity. Not a proof. None if nothing is rounded or the method's unit is unknown."""
     how = aggregation(experiment)
     if how is None or how.noise_std or how.integers or not experiment.plan.upload_unit:
         return None
@@ -623,7 +636,7 @@ def claim_after(experiment: Experiment, rounds: int, client: int | None = None) 
 
 
 def client_epsilons(experiment: Experiment, missing: int | None = None) -> tuple[ClientEpsilon, ...]:
-    """A row for each client where clients have targets of their own."""
+    """A row for each client, if clients have their own targets."""
     plan = experiment.plan
     if not plan.epsilons:
         return ()
@@ -711,7 +724,7 @@ def hypers(experiments: Sequence[Experiment]) -> dict[str, np.ndarray]:
 
 
 def engine_options(experiment: Experiment) -> dict[str, Any]:
-    """What a spec asks of the simulator besides method, data and seeds."""
+    """What a spec asks of the simulator, apart from method, data and seeds."""
     spec = experiment.spec
     return {
         "layout": "loop" if devices.sequential_clients(step_numbers(experiment)) else "vmap",
@@ -796,7 +809,7 @@ def _round_flops(experiment: Experiment) -> float:
 
 
 def _held(experiment: Experiment, shards: Shards) -> streaming.Room:
-    """How many streamed records are in memory at a time; refuses where a round has more."""
+    """How many streamed records are in memory at a time; refuses if a round has more."""
     sizes, memory = experiment.partition.size, streaming.GB * experiment.spec.data.stream_memory
     features = experiment.problem.x.shape[1]
     at, most = streaming.most_in_a_round(experiment.cohorts, sizes)
@@ -849,7 +862,7 @@ def facts(experiment: Experiment) -> dict[str, str]:
 
 
 def surroundings(spec: Spec) -> dict[str, str]:
-    """Versions, the kind of device, and the method where it is a file."""
+    """Versions, the kind of device, and the method if it is a file."""
     versions = devices.versions()
     here = {name: versions[name] for name in ("dither", "jax", "numpy")} | {"its device": devices.device_kind()}
     if Path(spec.method).is_file():
@@ -884,11 +897,11 @@ def origin(experiment: Experiment, begun: Mapping[str, Any]) -> str:
 
 
 def program_key(experiment: Experiment, options: Mapping[str, Any]) -> str:
-    """SHA-256 of all that the compiled rounds are traced from; empty where they must be traced again.
+    """SHA-256 of everything from which the compiled rounds are traced; empty if they must be traced again.
 
-    That is where not all of it is known: a method or a model in a file of the user's own, several processes, code
-    that was edited since this process began. And where randomness is not seeded: nothing that is drawn from the
-    operating system may be in a program that is used twice."""
+    This is the case if not all of it is known: a method or a model in the user's own file, several processes, or
+    code that was edited since this process began. It is also the case if randomness is not seeded: nothing drawn
+    from the operating system may be part of a program that is used twice."""
     spec, (code, newest) = experiment.spec, _code()
     ours = spec.method in METHODS and spec.model.name in MODELS
     seeded = options["randomness"] == "seeded"

@@ -31,7 +31,8 @@ RANDOMNESS = ("secure", "seeded")
 
 @dataclass(frozen=True)
 class Steps:
-    """Noisy steps of one kind. `noise_multiplier` is the std of the noise on a batch's sum over the clip."""
+    """Noisy steps of one kind. `noise_multiplier` is the std of the noise over the clip: on a batch's sum, or on
+    the mean where that is what is clipped."""
 
     noise_multiplier: float
     steps: int

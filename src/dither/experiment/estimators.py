@@ -119,7 +119,7 @@ class _PrivateFederated(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         return Spec.from_any(values).with_values(self.values or {})
 
     def _rate(self, sizes: np.ndarray, clip_norm: float, num_rounds: int) -> float:
-        """A rate from public numbers: smaller where the noise of so few records would carry the model away."""
+        """A rate from public numbers: smaller if the noise of so few records would carry the model away."""
         if math.isinf(self.epsilon):
             return self._default_lr
         multiplier = math.sqrt(num_rounds) / gaussian_mu(self.epsilon, self.delta)
@@ -189,7 +189,7 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateFederated):  # type: i
         return self
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Log-odds of the second of two classes; scores of each class where there are more."""
+        """Log-odds of the second of two classes; scores of each class if there are more."""
         scores = self._scores(X)
         two_of_two = len(self.classes_) == 2 and scores.ndim == 2
         decision: np.ndarray = scores[:, 1] - scores[:, 0] if two_of_two else scores

@@ -119,7 +119,9 @@ class RunFolder:
         """An existing run folder."""
         folder = cls(path)
         if not (folder.path / "spec.toml").is_file():
-            raise RunExists(f"{str(folder.path)!r} is not a run folder: it has no spec.toml")
+            inside = folder.path / "run"  # of a project of `dither start`
+            where = f"; give {str(inside)!r}" if (inside / "spec.toml").is_file() else ": it has no spec.toml"
+            raise RunExists(f"{str(folder.path)!r} is not a run folder{where}")
         return folder
 
     def clear_leftovers(self) -> None:

@@ -282,7 +282,7 @@ def judge_run(
 
 
 def diverged_model(experiment: Experiment, params: Params) -> Advice | None:
-    """Whether the released model itself tells that training diverged: what it says of made-up records."""
+    """Whether the released model itself shows that training diverged, by its scores on made-up records."""
     x = np.random.default_rng(0).random((64, experiment.problem.x.shape[1]), np.float32)
     size = float(np.median(np.abs(np.asarray(experiment.model.apply(params, x)))))
     if size <= _WILD_SCORE:  # also False for NaN

@@ -796,7 +796,7 @@ def other_notes(report: Report) -> list[str]:
 
 
 def sampler_text(rows: Sequence[ProvenRow]) -> list[str]:
-    """What the error of the noise sampler is worth, in one line; none where no exact noise is drawn."""
+    """What the error of the noise sampler costs, in one line; none if no exact noise is drawn."""
     parts = [row.sampler_delta for row in rows if row.sampler_delta is not None]
     return [f"exact; the sampler's error uses {max(parts):.2g} of δ and none of ε (R7)"] if parts else []
 
@@ -869,7 +869,7 @@ def _is_default(entry: Field[Any], value: Any) -> bool:
 
 def decode(kind: type[T], value: Any, given: Mapping[str, Any] | None = None) -> T:
     """The value of a type that `encode` made plain; KeyError, TypeError or ValueError if it is none. Entries
-    that the type does not have are left out, those `given` are taken as they are."""
+    that the type does not have are left out, and those `given` are used directly."""
     origin, inner = get_origin(kind), get_args(kind)
     result: Any
     if kind is Any:

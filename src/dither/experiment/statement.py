@@ -58,6 +58,14 @@ def true_positives(epsilon: float, delta: float, false_positives: float) -> floa
 
 # The statement
 
+_SCALES = {
+    "proven": "scaled by the proof",
+    "paper": "scaled by the paper's formula",
+    "given": "with a given scale",
+    "none": "left out",
+}
+_SOURCES = {"os": "the operating system", "seeded": "a seed"}
+
 
 @dataclass(frozen=True)
 class Section:
@@ -128,7 +136,7 @@ class Statement:
             page.ln(2)
             write(section.question, 11, "B")
             for sentence in section.answer:
-                write(sentence, 9)
+                write(re.sub("^- ", "• ", sentence.replace("`", "")), 9)
             if section.table:
                 page.set_font("text", "", 8)
                 with page.table(section.table, text_align="LEFT", line_height=5, padding=1):
@@ -167,18 +175,21 @@ def _html(sentence: str) -> str:
 def statement(run: Report | str | Path, *, party: str = "", ledger: str | Path | None = None) -> Statement:
     """The statement of a finished run; `party` names one institution of a federation."""
     report = run if isinstance(run, Report) else load(run)
-    row = report.epsilon.main[0]
+    # Of the run, also if the spec asks about one message: all messages reveal more than one.
+    rows = [row for row in report.epsilon.main if not row.unit.startswith("message")]
+    row = rows[0] if rows else report.epsilon.proven()
+    composition, total = _composition(report, ledger)
     sections = (
-        _in_short(report, row),
+        _in_short(report, row, total),
         _protected(report, row, party),
         _adversaries(report),
         *_targets(report, party),
         _strength(row),
-        _composition(report, ledger),
+        composition,
         _mechanism(report),
         _usefulness(report),
         _not_covered(report, row),
-        _evidence(report),
+        _evidence(report, row),
     )
     who = f", {party}" if party else ""
     names = ", ".join(Path(each).name for each in report.data.split(", "))
@@ -189,7 +200,7 @@ def _is_client(row: ProvenRow) -> bool:
     return row.unit.endswith("whole client")
 
 
-def _in_short(report: Report, row: ProvenRow) -> Section:
+def _in_short(report: Report, row: ProvenRow, total: float) -> Section:
     unit = "institution" if _is_client(row) else "record"
     if not math.isfinite(row.value):
         answer = [f"No guarantee is proven for this run: {row.detail or 'it adds no noise'}. Do not publish it."]
@@ -201,6 +212,8 @@ def _in_short(report: Report, row: ProvenRow) -> Section:
             f"This is differential privacy with ε = {epsilon_text(row.value)} and δ = {row.delta:g} "
             f"({'assumed, not proven' if row.assumed else 'proven'})."
         ]
+        if total > row.value:
+            answer.append(f"Everything that the ledger knows about these records comes to ε = {total:.3g}.")
     if report.randomness == "seeded":
         answer.append(
             "This was a research run: its noise comes from a seed, and anyone who knows the seed can subtract it. "
@@ -295,38 +308,39 @@ def _strength(row: ProvenRow) -> Section:
     )
 
 
-def _composition(report: Report, ledger: str | Path | None) -> Section:
+def _composition(report: Report, ledger: str | Path | None) -> tuple[Section, float]:
+    """What was charged for these records, and the largest ε that one file of them has spent in all."""
     question = "How does it combine with other releases?"
     if report.ledger is None:
-        return Section(
-            question,
-            (
-                "This run was not charged to a ledger. Any other release about the same records, by Dither or "
-                "otherwise, adds to its ε.",
-            ),
+        alone = (
+            "This run was not charged to a ledger. Any other release about the same records, by Dither or "
+            "otherwise, adds to its ε."
         )
+        return Section(question, (alone,)), 0.0
     from dither.accounting.ledger import Ledger
     from dither.experiment.account import charged_accounts
 
     path = Path(ledger or report.ledger.file)
     if not path.is_file():
-        return Section(question, (f"The ledger {path.name} is not here; `--ledger FILE` names it.",))
-    head = ("records", "runs", "spent ε", "budget", "δ")
+        return Section(question, (f"The ledger {path.name} is not here; `--ledger FILE` names it.",)), 0.0
     book = Ledger(path)
+    accounts = charged_accounts(report, book)
     table = [
         (
             book.called(dataset),
             str(len(spent.runs)),
             epsilon_text(spent.epsilon),
             epsilon_text(spent.budget.epsilon) if spent.budget else "none set",
+            epsilon_text(max(spent.budget.epsilon - spent.epsilon, 0.0)) if spent.budget else "–",
             f"{spent.delta:g}",
         )
-        for dataset, spent in charged_accounts(report, book)
+        for dataset, spent in accounts
     ]
     sentence = (
         "All runs on these records that were charged to this ledger, including this one. Other releases add to it."
     )
-    return Section(question, (sentence,), (head, *table))
+    section = Section(question, (sentence,), (("records", "runs", "spent ε", "budget", "left", "δ"), *table))
+    return section, max((spent.epsilon for _, spent in accounts), default=0.0)
 
 
 def _mechanism(report: Report) -> Section:
@@ -334,13 +348,17 @@ def _mechanism(report: Report) -> Section:
     batch = (
         "all records" if spec.batch_sampling == "full" else f"{spec.batch_size} records ({spec.batch_sampling})"
     )
+    source = _SOURCES.get(report.randomness, report.randomness)
     values = [
         ("method", report.method),
         ("clients", f"{report.num_clients}, at most {took_part.max} of {report.rounds} rounds each"),
         ("local steps per round", str(spec.local_steps)),
         ("batch", batch),
         ("clip", f"{spec.privacy.clip_norm:g} ({spec.privacy.clip})"),
-        ("noise", f"Gaussian, scale chosen by {spec.privacy.noise!r}, random numbers: {report.randomness}"),
+        (
+            "noise",
+            f"Gaussian, {_SCALES[spec.privacy.noise]}, random numbers from {source}",
+        ),
         ("secure aggregation", spec.aggregation),
         ("model parameters", f"{report.num_params:,}"),
         ("software", f"Dither {__version__}"),
@@ -371,8 +389,8 @@ def _not_covered(report: Report, row: ProvenRow) -> Section:
     return Section("What is not covered?", tuple(f"- {text}" for text in texts))
 
 
-def _evidence(report: Report) -> Section:
-    row, claim = report.epsilon.main[0], report.epsilon.claimed
+def _evidence(report: Report, row: ProvenRow) -> Section:
+    claim = report.epsilon.claimed
     head = ("kind", "ε", "how it was obtained")
     table = [
         ("claimed", epsilon_text(claim.value), f"the paper's formula, {claim.source}, per {claim.unit}"),

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from dither.accounting import ClientRange
-from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, data_id
+from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, data_id, rounds_in
 from dither.data import Dataset, file_digest, hash_records
 from dither.errors import BudgetExhausted, ClientRefused, DataError, DitherError, RunExists, SpecError
 from dither.experiment import build, plots
@@ -53,7 +53,7 @@ _WAYS = {"no": "in memory", "yes": "streamed from the disk"}  # data.stream, and
 
 
 class RunOptions(NamedTuple):
-    """The keywords of `run`: where a run is written, what it is charged to, and who is told about it."""
+    """The keywords of `run`: where a run is written, what it is charged to, and its callbacks."""
 
     out: str | Path | None = None
     resume: str | Path | None = None
@@ -205,6 +205,8 @@ def spending(
 ) -> Spending | JointSpending | None:
     """The run's account in a ledger, or None for a set of the catalogue without one."""
     spec = experiment.spec
+    if spec.data.test_public and spec.data.test_path:
+        build.refuse_charged(spec.data.test_path)
     if ledger is None and not spec.private:
         check_public(experiment)
         return None
@@ -241,16 +243,13 @@ def spending(
 
 
 def check_public(experiment: Experiment) -> None:
-    """`SpecError` where records that are declared public are in the user's ledger: those were private."""
-    if not experiment.spec.data.public or not Ledger.default_path().is_file():
-        return
-    book, dataset = Ledger(Ledger.default_path()), experiment.dataset
-    places = [(str(source.path), source.digest) for source in dataset.sources]
-    for path, digest in places or [(experiment.spec.data.path, dataset.ledger_digest)]:
-        if data_id(book, path=path, digest=digest) in book.datasets():
-            raise SpecError(
-                f"data.public is set, but {path!r} was charged to {str(book.path)!r} as private; leave it out"
-            )
+    """`SpecError` if training records that are declared public were charged before."""
+    spec, dataset = experiment.spec.data, experiment.dataset
+    files: list[tuple[str, np.ndarray | None]] = [(spec.path, dataset.record_hashes)]
+    if dataset.sources:
+        files = [(str(source.path), source.record_hashes) for source in dataset.sources]
+    for path, rows in files if spec.public else ():
+        build.refuse_charged(path, rows)
 
 
 def _identified(experiment: Experiment, book: Ledger, *, new_ledger: bool) -> list[str]:
@@ -329,7 +328,7 @@ def train(
 def _resumed(
     state: engine.State, simulation: engine.Simulation, recorder: _Recorder | None
 ) -> tuple[engine.State, int]:
-    """The state to go on from, in every process, and the rounds that are done."""
+    """The state to continue from, in every process, and the rounds that are done."""
     done = 0
     if recorder is not None:
         state, done = recorder.restored(state)
@@ -448,8 +447,11 @@ def _account_for(recorder: _Recorder, outcome: _Outcome) -> Report:
     """The report of the rounds that were made: scores, proven ε, traffic, and notes on what went wrong."""
     folder, spec, missing = recorder.folder, recorder.spec, outcome.missing
     experiment = recorder.experiment.first_rounds(outcome.rounds)
-    # Also what was undone and never made again.
-    released = recorder.experiment.realised(folder.begun()) if recorder.fresh else experiment
+    # Also what was undone and never made again; and what only the ledger remembers, if the folder is an old copy.
+    begun = folder.begun()
+    if recorder.account is not None:
+        begun = max(begun, recorder.account.stretches(), key=rounds_in)
+    released = recorder.experiment.realised(begun) if recorder.fresh else experiment
     repeated = len(released.cohorts) - len(experiment.cohorts)
     if repeated:  # how undone rounds ended is unknown
         missing = max(missing, build.tolerated(spec))
@@ -573,7 +575,7 @@ def broadcast_state(state: engine.State, simulation: engine.Simulation) -> engin
 
 def without_noise(experiment: Experiment, compiled_rounds: engine.Simulation | None = None) -> float:
     """Test accuracy (or R²) of the same run with its noise set to 0: what the noise costs. `compiled_rounds` are
-    those of the run itself, used again where nothing but the noise differs."""
+    those of the run itself, used again if only the noise differs."""
     prepared, spec = experiment.prepared, experiment.spec
     hyper = {
         name: (np.zeros_like(np.asarray(value)) if name in prepared.plan.noise_names else np.asarray(value))[None]

@@ -100,7 +100,7 @@ class Terms:
         write_checked(folder / self.file, self.to_dict())
 
     def check(self) -> Self:
-        """Itself, or an error where the parts do not fit together."""
+        """Itself, or an error if the parts do not fit together."""
         parts = f"{len(self.names)} parties, {len(self.sizes)} sizes and num_clients={self.spec.num_clients}"
         require(len(self.names) == len(self.sizes) == self.spec.num_clients, f"has {parts}")
         require(len(set(self.names)) == len(self.names), "names a party twice")
@@ -224,7 +224,7 @@ class Agreement(Terms):
         return self.may_lack if sums_integers(plan) else self.spec.cohort_size - 1
 
     def _dataset(self, x: np.ndarray, y: np.ndarray) -> data.Dataset:
-        """One party's own records, in the place where a simulation has everybody's."""
+        """One party's own records, in place of everybody's in a simulation."""
         schema = None if self.schema is None else data.Schema.from_dict(self.schema)
         return data.Dataset(
             name=self.spec.data.name,
@@ -539,7 +539,7 @@ def default_colluders(cohort_size: int) -> int:
 
 
 def collusion_notes(spec: Spec) -> tuple[str, str]:
-    """Against whom sums are safe, in words, and a warning where that is less than it could be."""
+    """Against whom sums are safe, in words, and a warning if that is less than it could be."""
     if spec.aggregation == "off":
         return "", ""
     words = (

@@ -73,7 +73,7 @@ def stopped(folder: Path) -> bool:
 
 
 def _prepared(folder: Path, data_dir: Path | None, parties: int, transport: str) -> dict[str, Path]:
-    """The parties' files; made with keys and spec where they are not all there yet. The spec is written last."""
+    """The parties' files; created with keys and spec unless all of them exist. The spec is written last."""
     from dither.federation import keys
 
     if (folder / "spec.toml").is_file():

@@ -25,7 +25,7 @@ Leaves = list[np.ndarray]
 
 
 class Answer(NamedTuple):
-    """What a client makes of a broadcast: a row of float32, or of words where sums are aggregated securely."""
+    """What a client makes of a broadcast: a row of float32, or of words if sums are aggregated securely."""
 
     row: np.ndarray
     state: Leaves

@@ -154,7 +154,7 @@ class Endpoint:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Nothing: who asks is no news."""
+                """Log nothing: requests are not events."""
 
         try:
             self._server = _Server((host, port), Handler)

@@ -7,8 +7,8 @@
       parties/NAME/  ca.pem, node.key, node.pub, identity.key, federation.json, party.json
 
 TLS: the parties know the server by its certificate, which must come from this CA. Transport: the server knows a
-party by its node key (ECDSA P-384, the kind Flower authenticates nodes with). Messages: every message is signed by
-the sender's identity key (Ed25519), and `federation.json`, the same in all folders, lists all of them: so a server
+party by its node key (ECDSA P-256, one of the curves that Flower takes). Messages: every message is signed by the
+sender's identity key (Ed25519), and `federation.json`, the same in all folders, lists all of them: so a server
 cannot add parties that the others do not know, and no party can speak for another. The same identity signs in
 secure aggregation.
 
@@ -221,7 +221,7 @@ def request(folder: Path, name: str) -> PartyKeys:
     holds public keys, signed with the private one."""
     _check_name(name)
     _check_new(folder)
-    node_key, identity = ec.generate_private_key(ec.SECP384R1()), Identity(secrets.token_bytes(32))
+    node_key, identity = ec.generate_private_key(ec.SECP256R1()), Identity(secrets.token_bytes(32))
     party = PartyKeys(name, identity.public, _openssh(node_key))
     _write_secret(folder / "node.key", _pem(node_key, serialization.PrivateFormat.OpenSSH))
     _write_secret(folder / "identity.key", identity.private.hex().encode())

@@ -77,7 +77,7 @@ class TransportServer:
         self.end()
 
     def revive(self) -> None:
-        """Start the process where it does not run."""
+        """Start the process if it is not running."""
         if not self.alive():
             self.end()
             try:

@@ -243,11 +243,11 @@ class Mailbox:
             self._looked = time.monotonic()
             self._marks = self.transport.nodes()
             fresh = {at: mark for at, mark in self._marks.items() if self._asked.get(at) != mark}
-            for address, mark in fresh.items():
+            if fresh:
                 hello = self._pack(ANYONE, "hello", {}, {})
-                for at, number in self.transport.push({address: hello}, ttl=60.0).items():
+                for at, number in self.transport.push(dict.fromkeys(fresh, hello), ttl=60.0).items():
                     self._hellos[number] = (at, digest(hello))
-                self._asked[address] = mark
+                self._asked |= fresh
         for number, body in self.transport.pull(list(self._hellos)) if self._hellos else []:
             address, quoted = self._hellos.pop(number)
             if body is None:  # it was lost on the way: greet again

@@ -78,7 +78,7 @@ class Target(NamedTuple):
     delta: float = 1e-5
 
     def check(self) -> Target:
-        """Itself, or an error where no run could meet it."""
+        """Itself, or an error if no run could meet it."""
         if not (0 < self.epsilon < math.inf and 0 < self.delta < 1):
             raise FederationError(
                 f"--epsilon {self.epsilon:g} --delta {self.delta:g}: ε must be positive and finite, δ in (0, 1)"
@@ -390,7 +390,7 @@ class _PartyRun:
         return {} if answer is None else {"secagg": answer}
 
     def _upload(self, index: int, announced: bytes | None, row: np.ndarray) -> bytes | np.ndarray:
-        """The row, masked where sums are secure; this party's record has it before it leaves."""
+        """The row, masked if sums are secure. This party's record contains it before it leaves."""
         if self._session is None or announced is None:
             self.releases.append(index, row.tobytes())
             return row
@@ -448,9 +448,9 @@ class _Training(_PartyRun):
         self._session = self._secagg_session(party, secagg_rules(experiment))
 
     def _check_memory(self) -> None:
-        """A run goes on with the records and the ledger it began with. And an intent is older than its charge: a
-        folder that knows less than the ledger was deleted or restored, so that this party no longer knows what it
-        sent or which batches it used, and must not go on."""
+        """A run continues only with the records and the ledger with which it began. An intent is older than its
+        charge, so a folder that knows less than the ledger was deleted or restored: this party no longer knows
+        what it sent or which batches it used, and must not continue."""
         if self.store.dataset() not in (None, self._dataset):
             raise FederationError(
                 f"run {self.agreement.run[:8]} began with other records or another ledger: "

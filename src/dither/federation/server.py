@@ -550,7 +550,7 @@ class Coordinator:
     def _ask_for_shares(
         self, index: int, kind: str, requests: Mapping[int, bytes], take: Callable[[bytes], None]
     ) -> tuple[set[str], dict[int, str]]:
-        """Who gave no answer that counts, and why where they said so."""
+        """Who gave no answer that counts, and why if they said so."""
         fields = {"run": self.agreement.run}
         questions: dict[str, Question] = {
             self.agreement.names[client]: (fields, {"secagg": body}) for client, body in requests.items()
@@ -565,10 +565,9 @@ class Coordinator:
         return silent, reasons
 
     def _rest(self, index: int, silent: set[str]) -> None:
-        """Go on without those whose silence cost a round, if the others suffice: whether they are lost or lie,
-        they could cost the next one, too. A server that is started again asks them again. Where they cannot be
-        done without, the second such round of one of them ends the run: parties are charged for rounds without
-        effect."""
+        """Continue without those whose silence cost a round, if enough others remain: whether they are lost or
+        lie, they could cost the next round, too. A restarted server asks them again. If too few remain, the
+        second such round of one of them ends the run, because parties are charged for rounds without effect."""
         new = silent - set(self._out)
         if len(set(self._left(self.agreement)) - new) < self._least:
             if again := silent & self._silent:
@@ -669,7 +668,7 @@ class Coordinator:
         )
 
     def _say_goodbye(self, outcome: dict[str, Any]) -> None:
-        """Tell the parties how the run ended, and keep what they say of their releases."""
+        """Tell the parties how the run ended, and keep their statements of releases."""
         statements: dict[str, dict[str, Any]] = {}
 
         def take(name: str, answer: SignedMessage) -> None:

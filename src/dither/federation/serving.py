@@ -142,7 +142,7 @@ def _ask(run_folder: Path, spec: Spec) -> None:
 
 
 def _watch(system: TransportServer, config: Mapping[str, str], on_event: Event) -> None:
-    """Start the coordinator, hand on what it says, and start it again where it dies, until it is done."""
+    """Start the coordinator, pass on its events, and restart it if it dies, until it is done."""
     coordinators: list[int] = []  # processes, which the transport starts out of our reach
     try:
         _keep_running(system, config, on_event, coordinators)

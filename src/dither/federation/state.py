@@ -283,7 +283,7 @@ class Journal(_RunFiles):
         write_checked(self.path / _SIGNATURE, identity.signed({"federation": federation, "files": files}))
 
     def verify(self, keyring: Keyring) -> dict[str, Any]:
-        """What the server of this federation signed; DamagedFile where the files are not those."""
+        """What the server of this federation signed; DamagedFile if the files differ."""
         path = self.path / _SIGNATURE
         if not path.is_file():
             raise DamagedFile(
@@ -335,7 +335,7 @@ class ReleaseRecord:
 
 
 def check_record(folder: Path, keyring: Keyring) -> dict[str, Any]:
-    """What the record in a party's folder of a run amounts to, as its statement would say; DamagedFile where it is
+    """What the record in a party's folder of a run amounts to, as its statement would say; DamagedFile if it is
     not the record that the party signed."""
     path = folder / RELEASES
     party = terms = head = ""
@@ -367,7 +367,7 @@ def save_statements(folder: Path, statements: Mapping[str, dict[str, Any]]) -> N
 
 
 def load_statements(folder: Path, terms: str, keyring: Keyring) -> dict[str, dict[str, Any]]:
-    """What the parties said of their records; DamagedFile where one of them did not sign that."""
+    """The parties' statements of their records; DamagedFile if one of them did not sign its statement."""
     path = folder / _STATEMENTS
     saved = read_checked(path, "the run itself is unharmed") if path.is_file() else {}
     try:

@@ -188,7 +188,7 @@ class PartyStatistics:
         self._ledger.charge(self._run, self._dataset, charges, rounds=rounds, plan=lambda: whole)
 
     def _table(self, message: SignedMessage) -> Columns:
-        """The party's table; for an evaluation what the model says of the records that training left out."""
+        """The party's table; for an evaluation, the model's predictions for the records that training left out."""
         if self._columns is None and self.agreement.trained is not None:
             scored = _scored(self.agreement.trained, self._source, message)
             told = f"on {len(scored):,} of your records that training left out, {_own(scored)}"

@@ -38,7 +38,7 @@ _ADVICE = "start a new run"
 
 
 class _Asked(NamedTuple):
-    """What a question has in the place of an engine: how long its answer is, and what is broadcast."""
+    """What a question has instead of an engine: how long its answer is, and what is broadcast."""
 
     dimension: int
     leaves: list[np.ndarray]
@@ -171,7 +171,7 @@ class StatisticsCoordinator(Coordinator):
         return listed
 
     def _once(self, ask: Any) -> Any:
-        """The answer to the next question: from the disk where it was asked before."""
+        """The answer to the next question, from disk if it was asked before."""
         self._index += 1
         saved = self._saved()
         if self._index == len(saved["answers"]):

@@ -66,7 +66,7 @@ _OF_PRIVACY = (
 def prepare(
     spec: Spec, model: Any, *, client_sizes: np.ndarray, num_params: int, chosen: Method | None = None
 ) -> Prepared:
-    """The spec's method (or `chosen`, where it was read before), made ready for clients of those sizes."""
+    """The spec's method (or `chosen`, if it was read before), prepared for clients of these sizes."""
     num_clients = len(client_sizes)
     if spec.cohort_size > num_clients:
         raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={num_clients}; lower it")

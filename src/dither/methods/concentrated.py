@@ -45,7 +45,7 @@ WHY = (
 
 
 class ConcentratedParams(NamedTuple):
-    """What Theorem 1 speaks of; r counts as 1 without secure aggregation."""
+    """The quantities of Theorem 1; r counts as 1 without secure aggregation."""
 
     participations: Float
     local_steps: Float
@@ -72,7 +72,7 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
 
 
 def params_of(plan: PrivacyPlan, cohorts: np.ndarray | None) -> ConcentratedParams:
-    """What Theorem 1 speaks of, for the smallest client and with the credit of secure aggregation."""
+    """The quantities of Theorem 1, for the smallest client and with the credit of secure aggregation."""
     client = (plan.local_steps, plan.batch_size, int(plan.client_sizes.min()), plan.clip_norm)
     return ConcentratedParams(participations(plan, cohorts), *client, plan.cohort_size, colluders=plan.colluders)
 
@@ -104,7 +104,7 @@ def participation_design(plan: PrivacyPlan) -> np.ndarray | None:
 
 
 def participations(plan: PrivacyPlan, cohorts: np.ndarray | None) -> float:
-    """C_i for which the noise is set: as given, or the largest count of the design (T where none is drawn)."""
+    """C_i for which the noise is set: as given, or the largest count of the design (T if none is drawn)."""
     if plan.options["participations"]:
         return float(plan.options["participations"])
     if cohorts is None:

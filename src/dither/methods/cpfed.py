@@ -41,7 +41,7 @@ WHY = (
 
 
 class CpfedParams(NamedTuple):
-    """What Theorem 1 speaks of. `cohort_size` matters only without secure aggregation."""
+    """The quantities of Theorem 1. `cohort_size` matters only without secure aggregation."""
 
     num_rounds: Float
     local_steps: Float
@@ -64,7 +64,7 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
 
 
 def params_of(plan: PrivacyPlan) -> CpfedParams:
-    """What Theorem 1 speaks of, with the credit of secure aggregation."""
+    """The quantities of Theorem 1, with the credit of secure aggregation."""
     clients = (plan.num_clients, plan.batch_size, plan.clip_norm, plan.cohort_size)
     return CpfedParams(plan.num_rounds, plan.local_steps, *clients, colluders=plan.colluders)
 
@@ -150,8 +150,8 @@ def claim(params: CpfedParams, *, noise_std: float, delta: float) -> Claim:
 
 
 class AveragingTraining(NamedTuple):
-    """What Theorems 2 and 3 speak of, and those of Concentrated DP-FL. Only convex bounds need strong convexity;
-    CPFed's need the size of a client, Concentrated's those of a batch and of a cohort."""
+    """The quantities of Theorems 2 and 3, and those of Concentrated DP-FL. Only convex bounds need strong
+    convexity; CPFed's need the size of a client, Concentrated's those of a batch and of a cohort."""
 
     client_lr: Float
     smoothness: Float

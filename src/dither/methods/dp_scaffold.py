@@ -59,7 +59,7 @@ class NoiseScheme(NamedTuple):
 
 
 class ScaffoldParams(NamedTuple):
-    """What Theorems 1 and 2 speak of, and the order of Definition 5.
+    """The quantities of Theorems 1 and 2, and the order of Definition 5.
 
     alpha_mode "fixed" uses `alpha` as given (what the printed numbers did, S6); "optimised" minimises over
     the order, and `capped` keeps it within the theorem's range."""
@@ -390,7 +390,7 @@ def _params(plan: PrivacyPlan) -> ScaffoldParams:
 
 
 class ScaffoldTraining(NamedTuple):
-    """What Theorem 3 speaks of besides the noise. Only the corrected bounds need `num_params`."""
+    """The quantities of Theorem 3 besides the noise. Only the corrected bounds need `num_params`."""
 
     num_clients: Float
     cohort_size: Float

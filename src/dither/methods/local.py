@@ -102,7 +102,7 @@ def rate_hyper(plan: PrivacyPlan) -> dict[str, Any]:
 
 
 def proximal_hyper(proximal: float) -> dict[str, Any]:
-    """μ, which a sweep may vary, where it is not 0: without it a local step need not read the broadcast model, and
+    """μ, which a sweep may vary, if it is not 0. Without it, a local step need not read the broadcast model, and
     a network's step stays in a core's cache."""
     return {"proximal": proximal} if proximal else {}
 
@@ -618,7 +618,7 @@ def noisy_averaging(
     claim: Callable[..., types.Claim],
 ) -> Prepared:
     """A method that averages noisy local steps. Its paper gives the noise, `noise_std(params, epsilon=, delta=)`,
-    and the ε, `claim(params, noise_std=, delta=)`; `params` is what its theorem speaks of."""
+    and the ε, `claim(params, noise_std=, delta=)`; `params` are the quantities of its theorem."""
     plan = plan._replace(exact_sums=sums_exactly(plan))
     calibrated = partial(noise_std, params, epsilon=plan.epsilon, delta=plan.delta)
     hyper = gradient_hyper(plan, chosen_noise_std(plan, calibrated))

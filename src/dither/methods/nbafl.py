@@ -49,7 +49,7 @@ WHY = (
 
 
 class NbaflParams(NamedTuple):
-    """What Theorem 1 and Lemma 4 speak of. Without `cohort_size` all clients take part (Theorem 1)."""
+    """The quantities of Theorem 1 and Lemma 4. Without `cohort_size` all clients take part (Theorem 1)."""
 
     param_clip: Float
     min_client_size: Float
@@ -61,7 +61,7 @@ class NbaflParams(NamedTuple):
 
     @property
     def cohort(self) -> Float:
-        """K, which is N where all clients take part."""
+        """K, which is N if all clients take part."""
         return self.num_clients if self.cohort_size is None else self.cohort_size
 
     @property
@@ -252,7 +252,7 @@ def min_defined_cohort(params: NbaflParams, *, epsilon: float) -> int:
 
 
 def scheduling_note(params: NbaflParams, *, epsilon: float) -> str:
-    """Which branch of Lemma 4 applies, and why b has no value where it has none, in one sentence."""
+    """Which branch of Lemma 4 applies and, if b has no value, why; in one sentence."""
     threshold, rounds = float(scheduling_threshold(params, epsilon=epsilon)), params.num_rounds
     if rounds > threshold:
         return f"num_rounds={rounds:g} > ε/γ={threshold:.4g}: Lemma 4 adds noise on the downlink"

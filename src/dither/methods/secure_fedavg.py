@@ -54,7 +54,7 @@ MAX_BASE_EPSILON = 1.2564312086261697
 
 
 class SecureFedavgParams(NamedTuple):
-    """What eqs (7)-(9) speak of: how many records one message of a client draws."""
+    """The quantities of eqs (7)-(9): how many records one message of a client draws."""
 
     local_steps: Float
     batch_size: Float
@@ -158,7 +158,7 @@ def _longest_step(plan: PrivacyPlan, sampler: BatchSampler, clip_norm: types.Arr
 
 
 def _l2_outside(plan: PrivacyPlan) -> bool:
-    """Whether a regulariser moves the model besides the clipped gradient."""
+    """Whether a regulariser moves the model in addition to the clipped gradient."""
     return plan.l2 > 0 and (plan.clip == "example" or not plan.l2_inside_clip)
 
 
@@ -366,8 +366,8 @@ def _releases(
 
 
 def _by_use(plan: PrivacyPlan, hyper: Hyper, index: int, divisor: int, sensitivity: float) -> types.Uses | None:
-    """One use of a record, replaced, moves a step by 2G/b times its rate (E3, E4); rates never rise. Not where the
-    proof is for what float32 computes: it has no bound on how local steps round (R7)."""
+    """One use of a record, replaced, moves a step by 2G/b times its rate (E3, E4); rates never rise. Not used if
+    the proof is for what float32 computes: it has no bound on the rounding of local steps (R7)."""
     if plan.clip != "example" or local.is_exact(plan) or not 0 < sensitivity < np.inf:
         return None
     first = float(hyper["client_lr"]) / (1 + float(hyper["lr_decay"]) * index * plan.local_steps)
@@ -408,7 +408,7 @@ def _proven_sensitivity(plan: PrivacyPlan, sampler: BatchSampler, clip_norm: flo
 
 
 class SecureFedavgTraining(NamedTuple):
-    """What eqs (12a)-(13) speak of. Only eq (12c) needs `num_clients`."""
+    """The quantities of eqs (12a)-(13). Only eq (12c) needs `num_clients`."""
 
     smoothness: Float
     local_steps: Float

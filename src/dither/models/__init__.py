@@ -188,8 +188,8 @@ def cnn(
     image_shape: Sequence[int], num_classes: int, channels: Sequence[int] = (16, 32), width: int = 32
 ) -> Model:
     """Small CNN: per entry of `channels` a 3x3 convolution, tanh and 2x2 max-pool; then one dense layer of
-    `width` and the output (one, for regression, where there are 0 classes). tanh, as bounded activations suit
-    clipped gradients (Papernot et al. 2021)."""
+    `width` and the output (one, for regression, where there are 0 classes). tanh, because bounded activations
+    suit clipped gradients (Papernot et al. 2021)."""
     height, width_px, depth = image_shape
     for _ in channels:
         height, width_px = height // 2, width_px // 2

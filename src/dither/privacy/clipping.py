@@ -263,8 +263,8 @@ def _dense_clipped_sum(
 
 
 def product(a: Array, d: Array) -> Array:
-    """aᵀd, in full float32. A CPU copies the left factor of a product to the order it wants: (dᵀa)ᵀ spares that
-    copy of `a`, and is taken where its result is the smaller thing to turn."""
+    """aᵀd, in full float32. A CPU copies the left factor of a product into another order. (dᵀa)ᵀ avoids that
+    copy of `a`, and is used if its result is smaller to transpose."""
     if a.shape[0] > d.shape[1] and jax.default_backend() == "cpu":
         return jnp.matmul(d.T, a, precision=EXACT).T
     return jnp.matmul(a.T, d, precision=EXACT)

@@ -115,7 +115,7 @@ def discrete_laplace(count: int, scale: int, *, words: Words = os_words) -> np.n
 
 
 def _below_scale(count: int, scale: int, words: Words) -> np.ndarray:
-    """Uniform integers from 0 to scale - 1; fewer than `count` where some had to be rejected."""
+    """Uniform integers from 0 to scale - 1; fewer than `count` if some had to be rejected."""
     bits = (scale - 1).bit_length()
     if bits == 0:
         return np.zeros(count, np.int64)

@@ -271,8 +271,8 @@ def _quarter_round(state: list[Array], a: int, b: int, c: int, d: int) -> None:
 def chacha_draws(
     seed: Array, count: int, *, spread: int = SPREAD, kernel: bool = False, interpret: bool = False
 ) -> Array:
-    """`[..., count]` integers for seeds `[..., 11]` of key and nonce. The block counter goes on from seed to seed:
-    equal seeds still give different integers."""
+    """`[..., count]` integers for seeds `[..., 11]` of key and nonce. The block counter continues from seed to
+    seed: equal seeds still give different integers."""
     batch, seeds = seed.shape[:-1], math.prod(seed.shape[:-1])
     blocks = -(-count // (_DRAWS * _LANES)) * _LANES
     if seeds * blocks >= 2**32:

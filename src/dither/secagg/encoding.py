@@ -76,8 +76,8 @@ def words(integers: np.ndarray, fixed_point: FixedPoint) -> np.ndarray:
 
 
 def traced_encode(values: Array, fixed_point: FixedPoint) -> tuple[Array, Array]:
-    """`encode` inside a compiled program, for 32-bit words: the same integers, as int32. What is not finite
-    becomes 0; whoever calls this leaves such a vector out.
+    """`encode` inside a compiled program, for 32-bit words: the same integers, as int32. Values that are not
+    finite become 0; the caller leaves such a vector out.
 
     Exact in float32: a product with a power of two and the rounding of a float to an integer lose nothing.
     """

@@ -98,7 +98,7 @@ class Member(NamedTuple):
 
     @classmethod
     def from_hello(cls, message: Message) -> Member:
-        """The member a hello speaks of, its signature verified under the key that it brings."""
+        """The member that a hello describes, with its signature verified under the key that it brings."""
         reader = Reader(message)
         signing, agreement = reader.take(32, "the signing key"), reader.take(32, "the agreement key")
         nonce = reader.take(32, "the nonce")
@@ -142,7 +142,7 @@ class Roster:
 
     @classmethod
     def make(cls, federation: bytes, rules: Rules, members: Iterable[Member]) -> Roster:
-        """A roster of members that were checked one by one, or `ProtocolAbort` where they do not fit together."""
+        """A roster of members that were checked one by one, or `ProtocolAbort` if they do not fit together."""
         listed = sorted(members)
         if len(listed) < rules.min_clients:
             raise ProtocolAbort(f"a roster of {len(listed)} clients, min_clients is {rules.min_clients}")
@@ -185,8 +185,8 @@ class AnnouncedCohort:
 
     All of it is public and follows from the announcement, so server and clients compute it alike. The digest
     covers the roster, the round, the attempt, the threshold, the vector's length and the ids; all keys of the
-    attempt are derived with it. Clients that were told different things therefore share no mask, and their uploads
-    never sum to anything.
+    attempt are derived with it. Clients that were sent different announcements therefore share no mask, and
+    their uploads never sum to anything.
     """
 
     roster: Roster
@@ -319,10 +319,10 @@ class Session:
     """What a client and the server have in common: their federation, its rules, a signing key and a roster; and a
     state that survives a restart.
 
-    A client's state holds its private keys and, while a round is open, the seed of its seal: whoever reads it
-    reads what the client masks. Keep it as you would keep a TLS key. Store the newest state before a message
-    leaves the process, and never restore an older one: the rules that protect a client are only as old as its
-    state. A server's state holds public keys alone, because run folders are passed on.
+    A client's state holds its private keys and, while a round is open, the seed of its seal: anyone who reads it
+    can read what the client masks. Keep it as you would keep a TLS key. Store the newest state before a message
+    leaves the process, and never restore an older one: the rules protect a client only as far as its state
+    remembers. A server's state holds public keys alone, because run folders are passed on.
     """
 
     role: ClassVar[str]

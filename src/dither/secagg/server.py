@@ -153,7 +153,7 @@ class ServerSession(Session):
         return "over" if done else "open"
 
     def reannounce(self) -> bytes:
-        """A new attempt with the clients whose uploads are in; `ProtocolAbort` where they are too few."""
+        """A new attempt with the clients whose uploads have arrived; `ProtocolAbort` if they are too few."""
         open_ = self._open()
         return self.announce(open_.cohort.round_index, open_.uploaded, open_.cohort.dimension)
 

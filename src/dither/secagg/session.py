@@ -48,7 +48,7 @@ class LocalFederation:
     """`num_clients` clients, numbered from 0, enrolled with one server.
 
     `threshold` (None: the smallest safe one for each round's cohort), `colluders`, `min_clients` and `neighbours`
-    are those of `Rules`; `min_clients` is raised to colluders + 2 where it is lower. Keys are fresh from the
+    are those of `Rules`; `min_clients` is raised to colluders + 2 if it is lower. Keys are fresh from the
     operating system; no sum depends on them.
     """
 

@@ -28,8 +28,9 @@ from dither.types import Array, Params, PyTree
 
 
 def aligned(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """The parts one after the other, on a border of 64 bytes: JAX's CPU reads such an array where it lies, while
-    any other is copied, twice. Parts that lie so already (`load_folder` reads them so) are not copied."""
+    """The parts one after the other, aligned to 64 bytes: JAX on a CPU reads such an array in place, while any
+    other is copied twice. Parts that are already aligned and adjacent (as `load_folder` reads them) are not
+    copied."""
     shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
     if _in_a_row(parts):
         return np.lib.stride_tricks.as_strided(parts[0], shape)
@@ -107,7 +108,7 @@ class State(NamedTuple):
 
 
 class ClientUpload(NamedTuple):
-    """What one client's round comes to: its upload (integers, where sums are aggregated securely) and the weight
+    """What one client's round comes to: its upload (integers, if sums are aggregated securely) and the weight
     in it, what it keeps, its metrics, whether the upload may count, how many of its coordinates were clamped."""
 
     upload: PyTree

@@ -90,8 +90,8 @@ def usable(record_bytes: int) -> int:
 
 
 def for_one_run(*, round_flops: float, record_bytes: int) -> Shards:
-    """Devices for a single run. They share its clients where a round is long enough to be worth the waiting, and
-    always among several processes."""
+    """Devices for a single run. They share its clients if a round is long enough to be worth waiting for each
+    other, and always among several processes."""
     if distributed.count() == 1 and not worth_sharing(round_flops):
         return ONE_DEVICE
     return Shards(clients=distributed.count() * usable(record_bytes))

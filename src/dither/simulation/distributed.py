@@ -225,7 +225,7 @@ def broadcast_arrays(arrays: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def assert_equal(values: Mapping[str, str]) -> None:
-    """Refuse to go on where a process differs from process 0 in one of these values."""
+    """Refuse to continue if a process differs from process 0 in one of these values."""
     first, *others = exchange({"values": dict(values)})
     for index, other in enumerate(others, 1):
         for name, value in first["values"].items():
@@ -237,8 +237,8 @@ def assert_equal(values: Mapping[str, str]) -> None:
 
 
 def part(exit_code: int = 0) -> None:
-    """All that needs the other processes is done. Process 0 goes on alone, and may take its time or fail; the
-    others exit."""
+    """Everything that needs the other processes is done. Process 0 continues alone, and may take its time or
+    fail; the others exit."""
     others = _count > 1 and not leading()
     exchange({})  # shutting down has a time limit: they come there together
     disconnect()

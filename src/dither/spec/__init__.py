@@ -157,7 +157,7 @@ class DataSpec:
 
     @property
     def paths(self) -> str | tuple[str, ...]:
-        """`path`, or its files where it is a list."""
+        """`path`, or its files if it is a list."""
         files = tuple(self.path.split(_BETWEEN_FILES))
         return files if len(files) > 1 else self.path
 

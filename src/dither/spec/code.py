@@ -19,7 +19,7 @@ _objects: dict[str, Any] = {}  # object:name -> the model or its factory
 
 def approve(path: str | Path) -> str:
     """Let a file of this machine be used under a name without its folder: the file's name and its SHA-256. An
-    agreement names methods and models in this way, and a party follows it only where its owner approved that
+    agreement names methods and models in this way, and a party follows it only if its owner approved that
     content."""
     content = file_content(str(path))
     name = f"{Path(path).name}#{hashlib.sha256(content).hexdigest()}"

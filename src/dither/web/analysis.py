@@ -107,7 +107,7 @@ def epsilon_by_round(experiment: Experiment, rounds: Sequence[int]) -> dict[str,
 
 
 def _cohort_map(experiment: Experiment, completed: int) -> dict[str, Any]:
-    """Who took part when: one row per client, one column per round, thinned where there are too many."""
+    """Who took part when: one row per client, one column per round, thinned if there are too many."""
     clients = len(experiment.partition.size)
     step = math.ceil(completed / _MAX_ROUNDS)
     shown = list(range(0, completed, step))

@@ -104,7 +104,7 @@ class _State:
         plan_page.answer(plan_page.PlanRequest())
 
     def public(self, row: Row) -> Row:
-        """A row as the page gets it: with the budget that is left, without where the ledger lies."""
+        """A row as the page gets it: with the remaining budget, without the path of the ledger."""
         shown = {key: value for key, value in row.items() if key != "ledger"}
         return {**shown, "budget": self.ledger.left(row["ledger"])}
 

@@ -50,7 +50,7 @@ class SafeFolder:
             return None
 
     def runs(self) -> Iterator[str]:
-        """Run folders as paths relative to the root ("." where the root is one itself)."""
+        """Run folders as paths relative to the root ("." if the root is a run folder itself)."""
         if (self.root / SPEC).is_file():
             yield "."
             return
@@ -198,7 +198,7 @@ def finite(value: Any) -> float | None:
 
 
 def text_of(value: Any, limit: int = 300) -> str:
-    """Any value as text, cut where it is too long."""
+    """Any value as text, cut if it is too long."""
     text = value if isinstance(value, str) else str(value)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 

@@ -240,7 +240,7 @@ def _row(files: RunFiles) -> Row:
         "complete": report is not None,
         "stopped": text_of(report.stopped) if report else "",
         "method": text_of(spec.get("method", report.method if report else "?")),
-        "data": text_of(data.get("path") or data.get("name") or (report.data if report else "?")),
+        "data": _file_names(data.get("path")) or text_of(data.get("name") or (report.data if report else "?")),
         "own_data": bool(data.get("path")),
         "model": text_of(section(spec, "model").get("name", "?")),
         "seed": spec.get("seed", 0),
@@ -261,6 +261,12 @@ def _row(files: RunFiles) -> Row:
         "ledger": report.ledger if report else None,
         "interval": _interval(metrics),
     }
+
+
+def _file_names(path: Any) -> str:
+    """What own records are called in a row: their files, without folders."""
+    first, *others = [Path(each).name or each for each in text_of(path or "").splitlines()] or [""]
+    return f"{first} and {len(others)} more" if others else first
 
 
 def state_of(row: Mapping[str, Any], now: float) -> tuple[str, str]:
@@ -321,7 +327,7 @@ def _proven(epsilon: Epsilon) -> Row | None:
 
 
 def _attacked(rows: list[Row], privacy: Mapping[str, Any]) -> Row | None:
-    """The largest attacked ε, of the spec's view where that was attacked."""
+    """The largest attacked ε, of the spec's view if that was attacked."""
     rows = [row for row in rows if row.get("view") == privacy.get("view")] or rows
     values = [(number(section(row, "attacked").get("value")), row) for row in rows]
     attacked = [(value, row) for value, row in values if value is not None]

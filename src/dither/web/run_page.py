@@ -115,7 +115,7 @@ class PageRefusal(DitherError):
 
 
 def check_computable(folder: SafeFolder, run: str, *, epsilon: bool) -> None:
-    """`PageRefusal` where the spec of a run does not say what happened; `epsilon`: nor how much it revealed."""
+    """`PageRefusal` if the spec of a run does not say what happened (`epsilon`: or how much it revealed)."""
     files = read_run(folder, run)
     if files.problem:
         raise PageRefusal(files.problem)

@@ -63,14 +63,6 @@ PHASES = {
         "after",
         lambda self, m, *_: _LAST[1] if m.kind == "round" else None,
     ),
-    "half an upload": (
-        _FLEET,
-        "_Connection._call",
-        "before",
-        lambda self, f, r, *_: (
-            _LAST[1] if type(r).__name__ == "PushObjectRequest" and _LAST[0] == "round" else None
-        ),
-    ),
     "after upload": (_FLEET, "_Connection.reply", "after", lambda *_: _LAST[1] if _LAST[0] == "round" else None),
     "unseal asked": (
         _NODE,

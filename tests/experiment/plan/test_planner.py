@@ -107,6 +107,8 @@ def test_the_picture_is_drawn(measured, by_theory, tmp_path):
     for number, made in enumerate((measured, by_theory)):
         draw_plan(made, tmp_path / f"{number}.png")
         assert (tmp_path / f"{number}.png").read_bytes()[:4] == b"\x89PNG"
+    drawn = (tmp_path / "0.svg").read_text()
+    assert f"the choice without noise {measured.search.without_noise:.3f}" in drawn
 
 
 def test_the_tables_say_what_was_chosen_and_why(measured, by_theory, capsys, monkeypatch):

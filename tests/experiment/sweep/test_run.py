@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from dither.experiment import build, sweep
 from dither.experiment.build import choose
 from dither.experiment.plan.records import synthetic_data
 from dither.experiment.sweep import batches
+from dither.experiment.sweep.result import draw_sweep
 from dither.experiment.sweep.run import differing, product
 from dither.simulation import engine
 from dither.spec import Spec
@@ -96,6 +98,14 @@ def test_the_folder_says_what_the_sweep_returned(folders):
     assert f"trivial predictor {whole[0].metrics[-1]['trivial']:.3f}" in (place / "whole" / "plot.svg").read_text()
     lines = (place / "whole" / "curves.csv").read_text().splitlines()
     assert len(lines) == 1 + 6 * 2 * (len(whole[0].metrics[0]) - 1)
+
+
+def test_runs_without_noise_are_a_line(folders, tmp_path):
+    _, whole, *_ = folders
+    values = [{"privacy.epsilon": epsilon, "seed": seed} for epsilon in (1.0, 2.0, np.inf) for seed in (0, 1)]
+    specs = tuple(BASE.with_values(each) for each in values)
+    draw_sweep(replace(whole, specs=specs, keys=("privacy.epsilon", "seed")), tmp_path / "plot.png")
+    assert "dashed: without noise" in (tmp_path / "plot.svg").read_text()
 
 
 def test_each_run_is_proved_as_it_would_be_alone(folders):

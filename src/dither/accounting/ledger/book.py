@@ -41,7 +41,7 @@ class _Together(NamedTuple):
 
 class Account:
     """One client's history on one data set. Participations are numbers of the book; a segment is an unbroken
-    stretch of rounds of one run, inside which shuffled epochs go on."""
+    stretch of rounds of one run, inside which shuffled epochs continue."""
 
     def __init__(self) -> None:
         self.counts: list[Counts] = []  # of each segment
@@ -150,7 +150,7 @@ class Book:
     # Data sets
 
     def root(self, dataset: str) -> str:
-        """The data set that another one is charged with; itself where it has an account of its own."""
+        """The data set that another one is charged with, or itself if it has its own account."""
         while dataset in self._same:
             dataset = self._same[dataset]
         return dataset
@@ -288,8 +288,8 @@ class Book:
         return self.accounts.get(self.root(dataset), {}).get(client) or Account()
 
     def _affords(self, dataset: str, client: str, account: Account, budget: Budget) -> bool:
-        """Whether ε is within the budget. What was found affordable once covers every part of it, so that a
-        run whose rounds were checked beforehand costs no accounting while it goes on."""
+        """Whether ε is within the budget. An amount that was found affordable covers every part of it, so a run
+        whose rounds were checked beforehand needs no accounting while it continues."""
         blocks = self._blocks(account, budget)
         known_budget, known = self._known.get((dataset, client), (None, None))
         if known is not None and known_budget == budget and _covered(blocks, known):
@@ -316,7 +316,7 @@ class Book:
 
     def delta(self, account: Account, terms: Budget) -> float:
         """The δ of `epsilon`: that of the budget, or a thousandth more for the tails of sampled runs that follow a
-        Gaussian one; and with the errors of samplers, where there are several runs."""
+        Gaussian one; and with the errors of samplers, if there are several runs."""
         gaussian = [self._is_gaussian(block, terms) for block in self._blocks(account, terms)]
         tails = filter.TRACE * (gaussian[:1] == [True] and not all(gaussian))
         return terms.delta * (1.0 + tails) + (self._sampler_delta(account, terms) if len(gaussian) > 1 else 0.0)
@@ -420,8 +420,8 @@ class Book:
 
     def _blocks(self, account: Account, terms: Budget) -> list[_Together]:
         """What each run counts for. Gaussian releases count as they are made. A run with other releases counts,
-        from its first round on, with all that it registered: where its owner stops it may depend on its outputs,
-        and composition inside a run holds for settings that do not."""
+        from its first round on, with everything it registered: its owner may stop it because of its outputs, and
+        composition inside a run does not cover that."""
         result = []
         for run in account.order:
             made = self._together(account, terms, [i for i, owner in enumerate(account.owners) if owner == run])
@@ -526,7 +526,7 @@ def _covered(blocks: list[_Together], known: list[_Together]) -> bool:
 
 def weakest(conditions: Sequence[Conditions], *, one_run: bool) -> Conditions:
     """Conditions that all of the given ones imply: the fewest others, the most colluders, nothing that only some
-    have. Exposed uploads add up over runs; shuffled epochs do not go on from one run to the next."""
+    have. Exposed uploads add up over runs; shuffled epochs do not continue from one run to the next."""
     if one_run and all(f == conditions[0] for f in conditions):
         return conditions[0]
     exposures = max(f.exposures for f in conditions) if one_run else sum(f.exposures for f in conditions)

@@ -80,7 +80,7 @@ class Spent(NamedTuple):
 class About(NamedTuple):
     """What an entry says of its data set: the file's name, a name that the owner gave it, the sketch of its
     records (once), the data sets that it is the same as, and those that share rows with it but hold other records;
-    and the other ledgers that know these records, where the owner began a second account of them."""
+    and the other ledgers that know these records, if the owner began a second account of them."""
 
     file: str = ""
     name: str = ""
@@ -153,7 +153,7 @@ def encode_charges(
 
 
 def without_plan(content: str) -> str:
-    """The content of a charge entry as it is where the run was registered before."""
+    """The content of a charge entry of a run that was registered before."""
     fields = json.loads(content)
     return canonical({name: value for name, value in fields.items() if name != "plan"})
 
@@ -183,7 +183,7 @@ def _encode_groups(charges: Sequence[Charge]) -> dict[str, Any]:
 
 class Charged(NamedTuple):
     """A charge entry's content: participations, and groups of clients with (participation, count) pairs; and the
-    same of the whole run, where the entry registers it."""
+    same for the whole run, if the entry registers it."""
 
     rounds: tuple[int, int]
     conditions: Conditions

@@ -307,7 +307,7 @@ class Ledger:
         adjacency: str = ZERO_OUT,
     ) -> list[Spent]:
         """What one client, or every known client, has spent: at its budget's δ, view and adjacency, or at the
-        given ones where it has no budget."""
+        given ones if it has no budget."""
         with self._reading() as book:
             root = book.root(dataset)
             names = {name for owner, name in book.budgets if owner == root and name is not None}

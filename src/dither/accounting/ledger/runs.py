@@ -38,9 +38,9 @@ def data_id(ledger: Ledger, *, path: str = "", name: str = "", digest: str = "")
 
 
 class Spending:
-    """The account of one run in a ledger. `clients` are their names where each has an account of its own; where
-    the data set is the file of one `client`, only what that one reveals is charged. With `replay` the same bits
-    leave again when rounds are made again (seeded noise)."""
+    """The account of one run in a ledger. `clients` are their names if each has its own account. If the data set
+    is the file of one `client`, only what that client reveals is charged. With `replay`, repeated rounds release
+    the same bits (seeded noise)."""
 
     def __init__(
         self,
@@ -83,6 +83,15 @@ class Spending:
             self._charge(start, stop, last if new else end)
         self._charged, self._next = [*self._charged, (start, stop)], stop
         return stop
+
+    def stretches(self) -> list[tuple[int, int]]:
+        """The rounds that this run was charged for, in the order of the charges; what follows directly is one."""
+        merged: list[tuple[int, int]] = []
+        for start, stop in self.ledger.charged(self.run, self.dataset):
+            if merged and merged[-1][1] == start:
+                start = merged.pop()[0]
+            merged.append((start, stop))
+        return merged
 
     def affordable(self, start: int, stop: int) -> int:
         """How far `pay` would get; nothing is charged. Raises as `pay` does."""
@@ -178,12 +187,21 @@ class Spending:
         return self._answers[numbers]
 
 
+def rounds_in(stretches: Sequence[tuple[int, int]]) -> int:
+    """How many rounds there are in these stretches, repeated ones included."""
+    return sum(stop - start for start, stop in stretches)
+
+
 class JointSpending:
     """The accounts of one run on several files: no round is made that one of them cannot pay."""
 
     def __init__(self, accounts: Sequence[Spending]) -> None:
         self._accounts = accounts
         self.ledger, self.dataset = accounts[0].ledger, ", ".join(account.dataset for account in accounts)
+
+    def stretches(self) -> list[tuple[int, int]]:
+        """As `Spending.stretches`, of rounds that all files paid for."""
+        return min((account.stretches() for account in self._accounts), key=rounds_in)
 
     def pay(self, start: int, stop: int) -> int:
         """As `Spending.pay`, for all files. Nothing is charged before every file is found to afford it."""
@@ -195,4 +213,4 @@ class JointSpending:
         return stop
 
 
-__all__ = ["EVERY_RECORD", "Budget", "JointSpending", "Ledger", "Spending", "data_id"]
+__all__ = ["EVERY_RECORD", "Budget", "JointSpending", "Ledger", "Spending", "data_id", "rounds_in"]

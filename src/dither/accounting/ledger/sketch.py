@@ -37,7 +37,7 @@ _BLOCK = 1 << 15  # numbers hashed at a time: they stay in a core's cache
 
 class Sketch(NamedTuple):
     """The K smallest keyed numbers of the records with columns in order, and of those with columns in any
-    order (none where there are too many columns)."""
+    order (none if there are too many columns)."""
 
     ordered: np.ndarray
     mixed: np.ndarray

@@ -188,7 +188,7 @@ class Store:
 
     def _create(self) -> None:
         """The file, its genesis entry and its key. The key is in place before the genesis is committed and
-        gets its final name after, so that a kill in between is finished by whoever opens the ledger next."""
+        gets its final name after, so the next process that opens the ledger completes what a kill interrupted."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
         with closing(self._connect()) as connection:
@@ -334,7 +334,7 @@ class Store:
                     write_atomically(path, json.dumps({**fields, **place}) + "\n", mode=0o600, sync_folder=False)
 
     def remember(self) -> None:
-        """Write the anchor outside where there is none yet, or where the ledger has moved."""
+        """Write the anchor outside if there is none yet, or if the ledger has moved."""
         if self._outside is not None and (not self._outside.exists() or self._moved()):
             self.write_anchors(len(self.hashes) - 1, self.hashes[-1])
 

@@ -368,7 +368,7 @@ def _dp_scaffold(base: Spec, candidates: Sequence[Candidate], c: ProblemConstant
 
 
 def _averaged(candidates: Sequence[Candidate], c: ProblemConstants, rates: np.ndarray) -> dict[str, Any]:
-    """What the bounds of CPFed and Concentrated DP-FL both speak of."""
+    """The quantities in the bounds of both CPFed and Concentrated DP-FL."""
     return {
         "smoothness": c.smoothness,
         "strong_convexity": c.pl_constant,

@@ -365,12 +365,14 @@ class Trial:
 
 @dataclass(frozen=True)
 class Search:
-    """All trials, the best first; the number of runs and their time; accuracy of the most frequent class alone."""
+    """All trials, the best first; the number of runs and their time; accuracy of the most frequent class alone,
+    and of the best trial without noise."""
 
     trials: list[Trial]
     runs: int
     seconds: float
     trivial: float
+    without_noise: float = math.nan
 
     @property
     def best(self) -> Trial:
@@ -402,6 +404,13 @@ class Trainer:
             )
             for trial, new in zip(trials, by_trial, strict=True)
         ]
+
+    def without_noise(self, trial: Trial) -> float:
+        """The mean accuracy of a trial's seeds, with the noise left out."""
+        seeds = range(FIRST_SEED, FIRST_SEED + len(trial.accuracy))
+        specs = [_trial_spec(trial.candidate, seed).with_values({"privacy.noise": "none"}) for seed in seeds]
+        rows = self.measure(specs, ["without noise"] * len(specs))
+        return float(np.mean([row["test_accuracy"] for row in rows]))
 
     def measure(self, specs: Sequence[Spec], shapes: Sequence[Any]) -> list[dict[str, float]]:
         """Final accuracy and loss of each spec.

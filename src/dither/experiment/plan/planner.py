@@ -351,6 +351,8 @@ class _Planner:
         candidates = self.candidates(self.fixed, self.effort, self.spec_point())
         result = space.search(self.trainer, candidates, near, metric=self.metric, seeds=self.seeds)
         best = result.best.candidate
+        if self.extras:
+            result = replace(result, without_noise=self.trainer.without_noise(result.best))
         return Plan(
             spec=best.spec,
             mode="empirical",
@@ -465,7 +467,7 @@ def draw_plan(plan: Plan, path: Path) -> None:
         _draw_curve(axis, curve, float(plan.candidate.point[key]))
         _label(axis, space.LABELS[key], f"best {label}")
         if bounds is None:
-            plots.score_axis(axis, [*shown, *(trial.mean_accuracy for trial in plan.frontier)], _trivial(plan))
+            plots.score_axis(axis, [*shown, *(trial.mean_accuracy for trial in plan.frontier)], _references(plan))
             continue
         axis.set_yscale("log")
         axis.set_ylim(0.8 * min(shown), 1.25 * max(shown))  # the same for all panels
@@ -527,7 +529,7 @@ def _draw_frontier(axis: Any, plan: Plan) -> None:
         x, y, bars = zip(*sorted(line), strict=True)
         axis.errorbar(x, y, bars, color=colour, marker="o", markersize=3.5, linewidth=1.2, capsize=2, label=name)
     measured = [point[:2] for line in lines.values() for point in line]
-    plots.score_axis(axis, [accuracy for _, accuracy in measured], _trivial(plan))
+    plots.score_axis(axis, [accuracy for _, accuracy in measured], _references(plan))
     _star(axis, *max((point for point in measured if point[0] == plan.spec.privacy.epsilon), key=lambda p: p[1]))
     axis.set_xscale("log")
     ticks = sorted({epsilon for epsilon, _ in measured})
@@ -537,8 +539,10 @@ def _draw_frontier(axis: Any, plan: Plan) -> None:
     axis.legend(frameon=False, fontsize=7, title="sent and received", title_fontsize=7)
 
 
-def _trivial(plan: Plan) -> dict[str, float]:
-    return {} if plan.search is None else {"most frequent class": plan.search.trivial}
+def _references(plan: Plan) -> dict[str, float]:
+    if plan.search is None:
+        return {}
+    return {"most frequent class": plan.search.trivial, "the choice without noise": plan.search.without_noise}
 
 
 def _star(axis: Any, x: float, y: float) -> None:

@@ -17,7 +17,7 @@ from dither.accounting import FLOAT_NOISE
 from dither.data import Dataset, stream
 from dither.data.tables import TABLE_SUFFIXES
 from dither.errors import DataError, SpecError
-from dither.experiment.build import load_data, partition_of
+from dither.experiment.build import load_data, partition_of, refuse_charged
 from dither.experiment.plan.candidates import INTEGER_KEYS, Infeasible, clip_key, proxy_spec
 from dither.spec import Spec
 
@@ -131,6 +131,9 @@ def planning_data(
             f"{proxy!r} is the plan's own private data: an estimate on it would have to be charged to its budget; "
             "declare a share of it public (--public-fraction), or give other public data"
         )
+    if is_file and not public_fraction:
+        for file in data.table_files(proxy) or [Path(proxy)]:
+            refuse_charged(str(file))
     everything = base.with_values({**where, "data.part": "all", "data.public_fraction": 0.0})
     dataset, source = load_data(everything, data_dir=data_dir), proxy
     if public_fraction:
@@ -206,10 +209,10 @@ def synthetic_data(num_records: int, num_features: int, *, num_classes: int = 2,
 
 
 def proxy_data(dataset: Dataset, num_records: int, source: str) -> PlanningData:
-    """A public data set in the place of `num_records` private records.
+    """A public data set instead of `num_records` private records.
 
     A fifth of its training records is kept for scoring. The rest is sampled to exactly the private number (with
-    repeats only where it is too small), so that rates, noise and steps are those of the real run. Its own test
+    repeats only if it is too small), so rates, noise and steps are those of the real run. Its own test
     records are not used.
     """
     total = len(dataset.y_train)

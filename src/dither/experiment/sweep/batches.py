@@ -240,7 +240,7 @@ def _outcomes(
 
 
 def program(spec: Spec) -> str:
-    """What two specs must share, besides the clients' sizes, to be one compiled program."""
+    """What two specs must share, in addition to the clients' sizes, to be one compiled program."""
     if spec.aggregation == "real" or spec.secagg.noise == "discrete":
         return spec.digest()  # the protocol, and noise on integers, run outside the program
     entries = declared(spec.method).options.items()

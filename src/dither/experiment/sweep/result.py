@@ -347,13 +347,15 @@ def _privacy(sweep: Sweep) -> str:
     rows = [run.proven for run in sweep.runs if run.proven is not None]
     if not rows:
         return "no proven ε"
-    values = [row.value for row in rows]
+    bounded = [row.value for row in rows if math.isfinite(row.value)]
+    values = bounded or [math.inf]
     ends = dict.fromkeys(epsilon_text(value) for value in (min(values), max(values)))
     guarantees = {f"δ = {row.delta:g}, {row.adjacency}, against {ADVERSARIES[row.view]}" for row in rows}
     held_for = (
         f" ({guarantees.pop()})" if len(guarantees) == 1 else ", each setting by its own δ, view and neighbours"
     )
-    return f"proven ε = {' to '.join(ends)} per run{held_for}"
+    beside = ", beside runs without a bound (ε = ∞)" * (0 < len(bounded) < len(rows))
+    return f"proven ε = {' to '.join(ends)} per run{held_for}{beside}"
 
 
 def _draw_curve(axis: Any, sweep: Sweep, setting: Setting, at: int, lines: int) -> Any:
@@ -374,10 +376,11 @@ def _draw_curve(axis: Any, sweep: Sweep, setting: Setting, at: int, lines: int) 
 
 def _draw_finals(axis: Any, sweep: Sweep, lines: list[Setting]) -> None:
     """Final accuracy against the first varied number, one line for each setting of the other keys."""
-    key = next(
-        (key for key in sweep.keys if key != "seed" and _numeric([values[key] for values, _ in lines])), None
-    )
     axis.set_ylabel(f"final {sweep.score_name}")
+    noisy = [setting for setting in lines if not math.isinf(setting[0].get("privacy.epsilon", 0.0))]
+    key = next(
+        (key for key in sweep.keys if key != "seed" and _numeric([values[key] for values, _ in noisy])), None
+    )
     if key is None:
         _draw_dots(axis, sweep, lines)
         return
@@ -385,8 +388,11 @@ def _draw_finals(axis: Any, sweep: Sweep, lines: list[Setting]) -> None:
     for at, (values, runs) in enumerate(lines):
         others = _label({name: value for name, value in values.items() if name != key})
         mean, error = mean_and_error([sweep[run].metrics[-1][sweep.score] for run in runs])
+        if (values, runs) not in noisy:
+            axis.axhline(mean, color=_colour(at), linestyle="--", linewidth=1)
+            continue
         groups.setdefault(others, []).append((float(values[key]), mean, error or 0.0, at))
-    ticks = sorted({float(values[key]) for values, _ in lines})
+    ticks = sorted({float(values[key]) for values, _ in noisy})
     on_log = ticks[0] > 0 and ticks[-1] / ticks[0] >= 5
     for number, (others, points) in enumerate(groups.items()):
         points.sort()
@@ -410,7 +416,7 @@ def _draw_finals(axis: Any, sweep: Sweep, lines: list[Setting]) -> None:
     if len(groups) > 1:
         axis.legend(frameon=False, fontsize=8, title=_names(sweep.keys, key), title_fontsize=8)
     if any(len(runs) > 1 for _, runs in lines):
-        _caption(axis, "mean ± standard error over seeds")
+        _caption(axis, f"mean ± standard error over seeds{'; dashed: without noise' * (len(noisy) < len(lines))}")
 
 
 def _draw_dots(axis: Any, sweep: Sweep, lines: list[Setting]) -> None:

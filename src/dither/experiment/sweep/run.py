@@ -313,7 +313,7 @@ def _summary(result: Sweep, plan: BatchPlan | None) -> dict[str, Any]:
 
 
 def default_folder(spec: Spec) -> Path:
-    """sweeps/METHOD-DATA-TIME, with a number appended where two start in the same second."""
+    """sweeps/METHOD-DATA-TIME, with a number appended if two start in the same second."""
     base = Path("sweeps") / f"{Path(spec.method).stem}-{Path(spec.data.title).stem}-{datetime.now():%Y%m%d-%H%M%S}"
     numbered = (base.with_name(f"{base.name}-{number}") for number in itertools.count(2))
     return next(path for path in itertools.chain([base], numbered) if not path.exists())

@@ -11,10 +11,10 @@ which is why `dither[deploy]` pins Flower's versions:
 - A party speaks the Fleet API (activate, heartbeat, pull, push, deactivate) in place of a SuperNode. A SuperNode
   starts a process for each message: an exchange takes 9.3 s in place of 0.4 s (`benchmarks/federation.py`). And it
   runs whatever app the server sends, which a party must not do.
-- Answers are fetched one by one in place of `Grid.pull_messages`, which waits up to two hours for an answer that
-  was only begun, and 1 s whenever it looks between an answer's beginning and its end: with a thread and a
-  `pull_messages` for each question an exchange of 4 nodes took 2.1 s in place of 1.3 s (at load 9), of 16 nodes
-  6.9 s in place of 5.5 s (at load 12).
+- Messages between the coordinator and parties have their content with them, in place of `Grid.push_messages` and
+  `pull_messages`, which send and fetch each of a message's three objects by a call of its own.
+- Answers of SuperNodes are fetched one by one in place of `Grid.pull_messages`, which waits up to two hours for an
+  answer that was only begun, and 1 s whenever it looks between an answer's beginning and its end.
 - Keys are registered by the request that `flwr supernode register` sends: the command takes 1.2 s of a core for
   each party.
 - The gate checks the headers in which nodes sign their requests, as the SuperLink behind it does again.
@@ -33,10 +33,11 @@ from typing import NamedTuple
 from dither.errors import ConfigError
 
 APP = Path(__file__).parent.parent / "app"  # the Flower app: what `flwr run` takes
+SUPERLINK = "DITHER_SUPERLINK"  # in the environment of a SuperLink of `dither serve`: its nodes are parties
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
 }
 for _name, _value in QUIET.items():  # before any module here imports Flower
     os.environ.setdefault(_name, _value)

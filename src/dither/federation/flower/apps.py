@@ -8,6 +8,7 @@ path is the node configuration's "dither-socket".
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -17,17 +18,20 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from dither.federation.flower.fleet import Answers, body_of, content
+from dither.federation.flower import SUPERLINK
+from dither.federation.flower.fleet import PartyMessages, SuperNodeMessages, body_of, content
 from dither.federation.local import hand_over
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.03, 0.3  # seconds between two looks: right after something came, and at most
+_LOOK_SHARE = 4.0  # times as long as the last look took: a SuperLink with much to do is asked less often
 
 
 class GridTransport:
-    """Implements `dither.federation.messages.Transport`."""
+    """Implements `dither.federation.messages.Transport`: to parties that `dither join`, or to SuperNodes."""
 
-    def __init__(self, grid: Grid) -> None:
-        self._grid, self._answers, self._pause = grid, Answers(grid), _FIRST_PAUSE
+    def __init__(self, grid: Grid, *, supernodes: bool = False) -> None:
+        self._grid, self._pause, self._looked = grid, _FIRST_PAUSE, 0.0
+        self._messages = SuperNodeMessages(grid) if supernodes else PartyMessages(grid)
 
     def nodes(self) -> dict[int, str]:
         return {
@@ -40,17 +44,19 @@ class GridTransport:
             Message(content(body), dst_node_id=address, message_type="query", ttl=ttl)
             for address, body in bodies.items()
         ]
-        numbers = self._grid.push_messages(messages)
+        numbers = self._messages.push(messages, ttl=ttl)
         return {address: number for address, number in zip(bodies, numbers, strict=False) if number}
 
     def pull(self, ids: Collection[str]) -> list[tuple[str, bytes | None]]:
-        answers = self._answers.pull(ids)
+        asked = time.monotonic()
+        answers = self._messages.pull(ids)
+        self._looked = time.monotonic() - asked
         if answers:
             self._pause = _FIRST_PAUSE
         return answers
 
     def pause(self) -> None:
-        time.sleep(self._pause)
+        time.sleep(max(self._pause, _LOOK_SHARE * self._looked))
         self._pause = min(1.3 * self._pause, _LONGEST_PAUSE)
 
 
@@ -62,7 +68,8 @@ def server_app(coordinate: Callable[[Any, Mapping[str, Any]], None] | None = Non
     def main(grid: Grid, context: Context) -> None:
         from dither.federation import serving
 
-        (coordinate or serving.coordinate)(GridTransport(grid), dict(context.run_config))
+        transport = GridTransport(grid, supernodes=SUPERLINK not in os.environ)
+        (coordinate or serving.coordinate)(transport, dict(context.run_config))
 
     return app
 

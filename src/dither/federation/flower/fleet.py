@@ -1,12 +1,17 @@
 """Everything of Flower that lies below its documented API, in one file (why: `dither.federation.flower`).
 
 Three things: a party's connection to the SuperLink (`serve`), registered keys and signed requests (`register`,
-`signer`), and how the coordinator fetches answers (`Answers`).
+`signer`), and the coordinator's messages to parties (`PartyMessages`) or to SuperNodes (`SuperNodeMessages`).
 
 A SuperNode starts a process for every message, sleeps 3 s whenever there is none, and runs the app that the server
 sends. `serve` asks often while messages come (every 30 ms, then ever less, down to twice a second; less often
 where there are many nodes), hands each message to a function of this process, and never looks at the app: the
 server can make it compute nothing but what Dither answers.
+
+Flower's programs send a message with an empty content and then its objects, three for one of ours, by a call for
+each, and fetch them in the same way: 16 calls for a question and its answer. A message may just as well have its
+content with it. Between a coordinator and parties of ours it does: two calls of each party, and two of the
+coordinator for all of them.
 """
 
 from __future__ import annotations
@@ -16,18 +21,18 @@ import ssl
 import threading
 import time
 from base64 import b64decode
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from queue import PriorityQueue
 from typing import Any
 
 import httpx
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.app.message import remove_content_from_message
 from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto import control_pb2, fleet_pb2, heartbeat_pb2, message_pb2, runtime_pb2
@@ -47,10 +52,14 @@ from dither.federation.local import IdleTimer, clock
 RECORD, BODY = "dither", "body"
 _FIRST_POLL, _LONGEST_POLL = 0.03, 0.5  # seconds between two polls: right after a message, and at most
 _POLL_SHARE = 4.0  # times as long as the last poll took: a server with much to do is asked less often
-_POLLS = 50.0  # a second, of all nodes together: each poll costs the server some milliseconds
-_HEARTBEAT_SECONDS = 10.0  # the shortest that a SuperLink takes; it gives a silent node up after two
+_POLLS = 25.0  # a second, of all nodes together: each poll costs the server about 10 ms
+_HEARTBEAT_SECONDS = 10.0, 1800.0  # the shortest and the longest that a SuperLink takes; it waits for two
+_HEARTBEATS = 5.0  # a second, of all nodes together
 _LINGER_SECONDS = 2.0  # a SuperLink throws away a node's last answer if the node leaves before it is fetched
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0  # between attempts to connect
+_FETCHERS = 4  # calls at once by which answers are fetched: a client keeps as many connections open, and no more
+_MOST_AT_ONCE = 1 << 25  # bytes of messages in one call of the coordinator's
+_PATIENCE = 190.0  # seconds after which a SuperLink no longer waits for objects that were announced
 _FETCH_SECONDS = 0.1  # how long one `Answers.pull` waits for answers that are being fetched
 _COMPLETE_SECONDS = 600.0  # for an answer that was begun to become complete
 
@@ -100,7 +109,7 @@ def serve(
     timer = IdleTimer(f"the server at {server.address}", idle, say)
     while not until():
         try:
-            with _Connection(server) as connection:
+            with _Connection(server, nodes) as connection:
                 say(f"connected to {server.address}")
                 pause, poll, tries = _FIRST_PAUSE, shortest, 0
                 while not until():
@@ -139,7 +148,9 @@ def serve(
 class _Connection:
     """One activation of this node at the SuperLink."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, nodes: int = 1) -> None:
+        shortest, longest = _HEARTBEAT_SECONDS
+        self._beat_seconds = min(max(shortest, 2 * nodes / _HEARTBEATS), longest)
         key: Any = load_ssh_private_key(server.key.read_bytes(), None)
         self._server, self._public = server, public_key_to_bytes(key.public_key())
         self._client = FleetHttpClient.from_server_address(
@@ -159,7 +170,7 @@ class _Connection:
     def __enter__(self) -> _Connection:
         self._client.__enter__()
         try:
-            request = fleet_pb2.ActivateNodeRequest(public_key=self._public, heartbeat_interval=_HEARTBEAT_SECONDS)
+            request = fleet_pb2.ActivateNodeRequest(public_key=self._public, heartbeat_interval=self._beat_seconds)
             try:
                 answer = self._call(self._client.ActivateNode, request)
             except _RequestRejected:
@@ -204,59 +215,20 @@ class _Connection:
         answer = self._call(self._client.PullMessages, fleet_pb2.PullMessagesRequest(node=self._node))
         if not answer.messages_list:
             return None
-        metadata = message_from_proto(answer.messages_list[0]).metadata
-        run, number = metadata.run_id, metadata.message_id
-        message = _assembled(
-            answer.message_object_trees[0],
-            lambda part: self._object(message_pb2.PullObjectRequest(node=self._node, run_id=run, object_id=part)),
-        )
-        self._call(
-            self._client.ConfirmMessageReceived,
-            message_pb2.ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=number),
-        )
-        message.metadata.__dict__["_message_id"] = number
-        self._question = message
-        return body_of(message) or b""
-
-    def _object(self, request: Any) -> bytes:
-        """One object of a message; the server may still be receiving it."""
-        for _ in range(200):
-            answer = self._call(self._client.PullObject, request)
-            if answer.object_found and answer.object_available:
-                return bytes(answer.object_content)
-            time.sleep(_FIRST_POLL)
-        raise ConnectionLost("a message that never became complete")
+        self._question = _read(answer.messages_list[0])
+        return body_of(self._question) or b""
 
     def reply(self, body: bytes) -> None:
         """Answer the message that `next` gave."""
-        message = Message(content(body), reply_to=self._question)
-        message.metadata.__dict__["_message_id"] = message.object_id
-        with inflatable_object.no_object_id_recompute():
-            parts = inflatable_object.get_all_nested_objects(message)
-            answer = self._call(
-                self._client.PushMessages,
-                fleet_pb2.PushMessagesRequest(
-                    node=self._node,
-                    messages_list=[message_to_proto(remove_content_from_message(message))],
-                    message_object_trees=[inflatable_object.get_object_tree(message)],
-                    clientapp_runtime_list=[0.0],
-                ),
-            )
-            for number in answer.objects_to_push:
-                self._call(
-                    self._client.PushObject,
-                    message_pb2.PushObjectRequest(
-                        node=self._node,
-                        run_id=message.metadata.run_id,
-                        session_id=answer.session_id,
-                        object_id=number,
-                        object_content=parts[number].deflate(),
-                    ),
-                )
+        listed, trees = _with_content([Message(content(body), reply_to=self._question)])
+        request = fleet_pb2.PushMessagesRequest(
+            node=self._node, messages_list=listed, message_object_trees=trees, clientapp_runtime_list=[0.0]
+        )
+        self._call(self._client.PushMessages, request)
 
     def _heartbeat(self) -> None:
-        request = heartbeat_pb2.SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=_HEARTBEAT_SECONDS)
-        while not self._stop.wait(_HEARTBEAT_SECONDS / 2):
+        request = heartbeat_pb2.SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=self._beat_seconds)
+        while not self._stop.wait(self._beat_seconds / 2):
             with suppress(ConnectionLost, FederationError):  # whoever asks for messages meets it too, and says so
                 self._call(self._client.SendNodeHeartbeat, request)
 
@@ -330,16 +302,76 @@ def signer(headers: Mapping[bytes, bytes], keys: Mapping[bytes, Any]) -> bytes:
         return b""
 
 
-# How the coordinator fetches answers
+# The coordinator's messages
 
 
-class Answers:
-    """Answers to messages that a Grid pushed. One call asks which there are; each is fetched by itself, in a
-    thread, so that one that was only begun holds up nobody."""
+class PartyMessages:
+    """Messages to parties that `serve`, with their content. The SuperLink also lists an object for each, which it
+    waits for in vain. It drops those of a push, and what is left of their messages, when it is asked for one of
+    them after its patience (180 s): so its memory stays bounded."""
+
+    def __init__(self, grid: Any) -> None:
+        self._grid, self._longest = grid, 1
+        self._waited_for: PriorityQueue[tuple[float, str]] = PriorityQueue()  # when to ask for it, object
+        threading.Thread(target=self._drop, daemon=True).start()
+
+    def push(self, messages: Sequence[Message], *, ttl: float) -> list[str]:
+        """Their ids; empty for one that the SuperLink does not take."""
+        self._longest = max([self._longest, *(len(body_of(each) or b"") for each in messages)])
+        numbers: list[str] = []
+        for batch in self._batches(messages):
+            listed, trees = _with_content(batch)
+            request = runtime_pb2.PushAppMessagesRequest(messages_list=listed, message_object_trees=trees)
+            taken = self._grid._runtime_client.PushMessages(request).message_ids
+            self._expect(next(filter(None, taken), ""), ttl)
+            numbers += taken
+        return numbers
+
+    def pull(self, ids: Collection[str]) -> list[tuple[str, bytes | None]]:
+        """Answers that have come; None for a message that will never be answered."""
+        answers = []
+        for batch in self._batches(list(ids)):
+            request = runtime_pb2.PullAppMessagesRequest(message_ids=batch)
+            for message in self._grid._runtime_client.PullMessages(request).messages_list:
+                answers.append((message.metadata.reply_to_message_id, _answer(message)))
+                self._expect(message.metadata.message_id, 0.0)
+        return [(number, body) for number, body in answers if number in ids]
+
+    def _batches(self, items: Sequence[Any]) -> Iterator[Sequence[Any]]:
+        """So many at once that no call carries too much: an answer is about as long as its question."""
+        count = max(1, _MOST_AT_ONCE // self._longest)
+        return (items[at : at + count] for at in range(0, len(items), count))
+
+    def _expect(self, number: str, seconds: float) -> None:
+        self._waited_for.put((time.monotonic() + max(seconds, _PATIENCE), number))
+
+    def _drop(self) -> None:
+        while True:
+            due, number = self._waited_for.get()
+            if due > time.monotonic():
+                self._waited_for.put((due, number))
+                time.sleep(1.0)
+                continue
+            request = message_pb2.PullObjectRequest(
+                node=self._grid.node, run_id=self._grid.run.run_id, object_id=number
+            )
+            with suppress(httpx.HTTPError):
+                self._grid._runtime_client.PullObject(request)
+
+
+class SuperNodeMessages:
+    """Messages to SuperNodes, by the documented call, and their answers. One call asks which there are; each is
+    fetched by itself, in a thread, so that one that was only begun holds up nobody."""
 
     def __init__(self, grid: Any) -> None:
         self._grid = grid
         self._fetching: dict[str, Future[bytes | None]] = {}  # question -> its answer
+        self._calling = threading.Semaphore(_FETCHERS)
+
+    def push(self, messages: Sequence[Message], *, ttl: float) -> list[str]:
+        """Their ids; empty for one that the SuperLink does not take."""
+        del ttl  # it is in the messages
+        return list(self._grid.push_messages(messages))
 
     def pull(self, ids: Collection[str]) -> list[tuple[str, bytes | None]]:
         """Answers that have come; None for a message that will never be answered."""
@@ -375,7 +407,8 @@ class Answers:
             pause = _FIRST_POLL
             request = message_pb2.PullObjectRequest(node=node, run_id=metadata.run_id, object_id=number)
             while time.monotonic() < until:
-                answer = client.PullObject(request)
+                with self._calling:
+                    answer = client.PullObject(request)
                 if not answer.object_found:
                     break
                 if answer.object_available:
@@ -390,12 +423,37 @@ class Answers:
             return b""  # no message of ours either: whoever sent it is named for that
         if message is None:
             return None  # its sender died in the middle of it
-        client.ConfirmMessageReceived(
-            message_pb2.ConfirmMessageReceivedRequest(
-                node=node, run_id=metadata.run_id, message_object_id=metadata.message_id
-            )
+        confirmed = message_pb2.ConfirmMessageReceivedRequest(
+            node=node, run_id=metadata.run_id, message_object_id=metadata.message_id
         )
+        with self._calling:
+            client.ConfirmMessageReceived(confirmed)
         return (body_of(message) or b"") if message.has_content() else None
+
+
+def _with_content(messages: Sequence[Message]) -> tuple[list[Any], list[Any]]:
+    """Messages as they are sent with their content, and the tree of objects that goes with each."""
+    for message in messages:
+        message.metadata.__dict__["_message_id"] = message.object_id
+    trees = [message_pb2.ObjectTree(object_id=message.metadata.message_id) for message in messages]
+    return [message_to_proto(message) for message in messages], trees
+
+
+def _read(sent: Any) -> Message:
+    """A message that was sent with its content."""
+    try:
+        return message_from_proto(sent)
+    except Exception as error:  # whatever comes of bytes that anybody may have sent
+        raise UnreadableMessage(f"a message that cannot be read: {type(error).__name__}") from None
+
+
+def _answer(sent: Any) -> bytes | None:
+    """The bytes in an answer; None where it is Flower's own, that there will be none."""
+    try:
+        message = _read(sent)
+    except UnreadableMessage:
+        return b""  # no message of ours either: whoever sent it is named for that
+    return (body_of(message) or b"") if message.has_content() else None
 
 
 def _assembled(tree: Any, part: Callable[[str], bytes | None]) -> Any:

@@ -31,7 +31,7 @@ import httpx
 import uvicorn
 
 from dither.errors import FederationError
-from dither.federation.flower import APP, QUIET, TlsFiles, fleet
+from dither.federation.flower import APP, QUIET, SUPERLINK, TlsFiles, fleet
 from dither.federation.keys import Keyring
 from dither.federation.local import Event, TransportServer, free_port
 
@@ -43,9 +43,6 @@ _CALLS = (
     "send-node-heartbeat",
     "pull-messages",
     "push-messages",
-    "pull-object",
-    "push-object",
-    "confirm-message-received",
 )
 _OPEN = frozenset(f"/v1/fleet/{call}" for call in _CALLS)
 _HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"host", b"upgrade"})
@@ -53,6 +50,7 @@ _STRANGERS = 64  # connections at once on which no node has shown itself yet
 _STRANGER_SECONDS = 10.0  # for each of them to do so
 _HEADER_BYTES = 1 << 14
 _CONNECTIONS = 8  # of one node at once
+_POOLS = 16  # of connections inward: with each call httpx looks at all connections of a pool
 _NODE_SECONDS = 90.0  # for a node's next call, and for a call's answer
 _SLOWEST = 1 << 16  # bytes a second, in either direction
 _SMALL = 1 << 20  # the longest body of a call that carries no upload
@@ -170,12 +168,15 @@ class Gate:
         self.open = True  # else nodes are told to come back: who is inside does not know them yet
         self._keys = fleet.signing_keys(nodes)
         trust = ssl.create_default_context(cafile=str(tls.ca))
-        self._client = httpx.AsyncClient(
-            base_url=f"https://{inside}",
-            verify=trust,
-            timeout=60.0,
-            limits=httpx.Limits(max_connections=256, max_keepalive_connections=64),
-        )
+        self._clients = [
+            httpx.AsyncClient(
+                base_url=f"https://{inside}",
+                verify=trust,
+                timeout=60.0,
+                limits=httpx.Limits(max_connections=4 * _CONNECTIONS, max_keepalive_connections=_CONNECTIONS),
+            )
+            for _ in range(_POOLS)
+        ]
         self._server = uvicorn.Server(
             uvicorn.Config(
                 self._app,
@@ -187,6 +188,7 @@ class Gate:
                 lifespan="off",
                 server_header=False,
                 timeout_graceful_shutdown=2,
+                timeout_keep_alive=int(_NODE_SECONDS),
                 loop="asyncio",  # which asks `_Listener.accept`
                 http="h11",  # whose headers have a longest length
                 h11_max_incomplete_event_size=_HEADER_BYTES,
@@ -258,7 +260,7 @@ class Gate:
             return
         headers, peer = dict(scope["headers"]), self._peers.get(scope["client"])
         length = headers.get(b"content-length", b"0")
-        most = self.most_bytes if scope["path"].endswith("/push-object") else _SMALL
+        most = self.most_bytes if scope["path"].endswith("/push-messages") else _SMALL
         if scope["method"] != "POST" or scope["path"] not in _OPEN:
             return await _refuse(send, 404)
         if peer is None or not (node := fleet.signer(headers, self._keys)):
@@ -289,7 +291,8 @@ class Gate:
         begun = False
         kept = [(name, value) for name, value in scope["headers"] if name not in _HOP]
         try:
-            async with self._client.stream("POST", scope["path"], content=body(), headers=kept) as answer:
+            client = self._clients[hash(peer.node) % _POOLS]
+            async with client.stream("POST", scope["path"], content=body(), headers=kept) as answer:
                 peer.until += int(answer.headers.get("content-length", 0)) / _SLOWEST
                 back = [(name, value) for name, value in answer.headers.raw if name.lower() not in _HOP]
                 await send({"type": "http.response.start", "status": answer.status_code, "headers": back})
@@ -318,7 +321,7 @@ class FlowerServer(SuperLink):
         self, run_folder: Path, keys_folder: Path, address: tuple[str, int], env: Mapping[str, str]
     ) -> None:
         tls, self._parties = TlsFiles.of(keys_folder), Keyring.load(keys_folder).parties
-        super().__init__(run_folder, tls, env)
+        super().__init__(run_folder, tls, {**env, SUPERLINK: "1"})
         nodes = [party.node_key for party in self._parties]
         self._gate = Gate(*address, inside=self.inside, tls=tls, nodes=nodes)
         self.address = self._gate.address

@@ -93,8 +93,8 @@ class AuxTransport:
             self.check_sites()
 
     def check_sites(self) -> None:
-        """`TransportRestart` where a site is connected whose job process is not there: FLARE lets it take part in
-        the next job, not in this one."""
+        """`TransportRestart` if a site is connected without its job process: FLARE lets it take part in the next
+        job, not in this one."""
         if self._connected is None or time.monotonic() - self._began < _JOIN_SECONDS:
             return
         try:

@@ -19,7 +19,7 @@ const empty = h("div", {});
 
 const COLUMNS = [
   ["", null], ["Run", "name"], ["State", "state"], ["Rounds", "round"], ["Accuracy", "accuracy"],
-  ["Claimed ε", "claimed"], ["Proven ε", "proven"], ["Attacked ε", "attacked"], ["Budget left", "budget"], ["Last update", "last_write"],
+  ["Proven ε", "proven"], ["Claimed ε", "claimed"], ["Attacked ε", "attacked"], ["Budget left", "budget"], ["Last update", "last_write"],
 ];
 
 function select() {
@@ -128,8 +128,8 @@ function tr(row) {
     h("td", { "data-label": "Rounds", class: "nowrap" }, h("span", {}, done,
       row.state === "running" && row.num_rounds ? h("progress", { value: row.round, max: row.num_rounds, "aria-label": "rounds done" }) : null)),
     cell("Accuracy", h("span", { class: "sparkcell" }, spark(row.spark), h("span", {}, row.accuracy === null ? "–" : row.accuracy.toFixed(4)))),
-    cell("Claimed ε", h("span", {}, claimed ?? "–")),
     cell("Proven ε", h("span", {}, proven ?? "–")),
+    cell("Claimed ε", h("span", {}, claimed ?? "–")),
     cell("Attacked ε", h("span", {}, attacked ?? "–")),
     cell("Budget left", h("span", {}, left ?? "–")),
     h("td", { "data-label": "Last update", class: "nowrap muted small" }, ago(row.last_write)));
@@ -219,8 +219,8 @@ try {
       h("div", { class: "row" }, labelled("Search", search), labelled("Method", filters.method), labelled("Data", filters.data),
         labelled("State", filters.state), h("span", { class: "row" }, compareButton, clearButton, pickedCount)),
       h("div", { class: "spread legend" }, count, h("span", { class: "small" },
-        h("span", { class: "claimed" }, "claimed"), h("span", { class: "muted" }, ": the paper's formula · "),
         h("span", { class: "proven" }, "proven"), h("span", { class: "muted" }, ": an upper bound by a theorem · "),
+        h("span", { class: "claimed" }, "claimed"), h("span", { class: "muted" }, ": the paper's formula · "),
         h("span", { class: "attacked" }, "attacked"), h("span", { class: "muted" }, ": a lower bound by an attack"))),
       h("div", { class: "tablewrap" }, h("table", { class: "runs" }, h("caption", { class: "visually-hidden" }, "Runs"), head, body)),
       empty));
