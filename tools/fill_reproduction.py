@@ -23,6 +23,7 @@ from dither.reproduction.report import counts
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "reproduction.md"
 REPORT = ROOT / "results" / "report.json"
+_RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _MARKED = re.compile(r"<!--(?P<key>[^/!][^>]*)-->.*?<!--/-->", re.DOTALL)
 
 
@@ -52,7 +53,9 @@ class Numbers:
         return verdict.text if verdict else "–"
 
     def value(self, criterion: str, view: str, number: str) -> str:
-        return re.findall(r"[+-][\d.e-]+ ± [\d.e-]+", self.text(criterion, view))[int(number)].replace("-", "−")
+        found = re.findall(r"[+-][\d.e-]+ ± [\d.e-]+", self.text(criterion, view))[int(number)]
+        powers = re.sub(r"e-0?(\d+)", lambda match: "·10⁻" + match[1].translate(_RAISED), found)
+        return powers.replace("-", "−")
 
     def robust(self, criterion: str) -> str:
         return self._by_id[criterion].robust_text or "not judged with open settings changed"

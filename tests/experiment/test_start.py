@@ -11,8 +11,10 @@ from dither.data import Schema
 from dither.errors import DataError, SpecError
 from dither.experiment import start
 from dither.experiment.account import account
+from dither.experiment.evaluation import PrivateScores
 from dither.experiment.private_schema import Wanted
 from dither.experiment.statement import statement
+from dither.experiment.statistics import Estimate
 from dither.spec import Spec
 from dither.web.files import SafeFolder
 from tests.experiment.test_private_schema import clinic
@@ -56,6 +58,17 @@ def test_classes_that_cannot_be_found_are_asked_for_before_anything_is_spent(fol
     declared = start.plan_project(folder, Wanted("ill", classes=("no", "yes")))
     (tmp_path / "federation.toml").write_text(start.federation_toml(declared, {}))
     assert Spec.from_any(tmp_path / "federation.toml").data.class_names == ("no", "yes")
+
+
+@pytest.mark.parametrize(
+    ("auc", "said"),
+    [((0.99, 0.97, 1.0), "too good to be true"), ((0.5, 0.0, 1.0), "the noise hides"), ((0.9, 0.85, 0.95), "")],
+)
+def test_scores_that_let_one_doubt_the_features_are_named(auc, said):
+    scores = PrivateScores({"auc": Estimate(*auc)}, {}, (), 100, 1.0, 1e-5)
+    project = start.Project(None, None, scores, (), {})
+    assert project.doubt.startswith(said)
+    assert bool(project.doubt) == bool(said)
 
 
 def test_the_header_proposes_a_label(folder, tmp_path):

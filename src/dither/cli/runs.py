@@ -313,9 +313,9 @@ def _print_project(done: Project) -> None:
     for column, why in done.excluded.items():
         typer.echo(f"left out: {column!r} {why}")
     title = f"Private scores on {done.scores.records:,} records that training left out"
-    common.print_table(done.scores.rows(), title=title, footer="95% intervals include the noise")
-    if done.too_good:
-        typer.echo("too good to be true? look for a column that follows from the label, and leave it out (--drop)")
+    common.print_table(done.scores.rows(), title=title, footer="95% intervals include noise and ties")
+    if done.doubt:
+        typer.echo(done.doubt)
     print_split(done.split)
     gaps = uncovered(done.report.epsilon.main)
     covers = "covers all of it" if not gaps else "covers all of it, except the following"

@@ -29,7 +29,7 @@ from dither.privacy.discrete import Words, os_words
 
 _BINS = 32  # of the probability of the predicted class, where there are several
 _SHARES = {"survey": 0.03, "zoom": 0.03, "confusion": 0.07, "curve": 0.32, "ranks": 0.4, "losses": 0.15}  # of μ²
-_POSSIBLE = dict.fromkeys(("accuracy", "auc", "f1", "brier"), (0.0, 1.0))
+_POSSIBLE = {**dict.fromkeys(("accuracy", "auc", "f1", "brier"), (0.0, 1.0)), "log_loss": (0.0, math.inf)}
 _COMMON = (-8.0, 8.0)  # log-odds, where nothing stands out of the noise
 _WIDE = 2.2  # standard deviations: some more than 1.96, as scores are ratios of noisy counts
 _REDRAWN = 200  # times that the noise is drawn again, for the intervals
@@ -60,8 +60,14 @@ class PrivateScores:
 
     def rows(self) -> list[dict[str, str]]:
         """One line for the model and one for the trivial predictor."""
+
+        def text(name: str, estimate: Estimate | None) -> str:
+            if estimate is not None and (estimate.low, estimate.high) == _POSSIBLE.get(name):
+                return "hidden by the noise"
+            return str(estimate or "")
+
         return [
-            {"": who, **{NAMES[name]: str(scores[name]) if name in scores else "" for name in self.model}}
+            {"": who, **{NAMES[name]: text(name, scores.get(name)) for name in self.model}}
             for who, scores in (("the model", self.model), ("a constant", self.trivial))
         ]
 

@@ -116,11 +116,14 @@ class Project:
         return self.split[-1]
 
     @property
-    def too_good(self) -> bool:
-        """Whether the private scores make one think that a feature follows from the label."""
-        return any(
-            self.scores.model[name].value > _TOO_GOOD for name in ("auc", "r2") if name in self.scores.model
-        )
+    def doubt(self) -> str:
+        """What the private scores make one think of features that follow from the label; empty if nothing."""
+        told = [self.scores.model[name] for name in ("auc", "r2") if name in self.scores.model]
+        if any(each.value > _TOO_GOOD for each in told):
+            return "too good to be true? look for a column that follows from the label, and leave it out (--drop)"
+        if any(each.high > _TOO_GOOD for each in told):
+            return "the noise hides whether a column follows from the label: leave out those that do (--drop)"
+        return ""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -128,6 +131,7 @@ class Project:
             "scores": asdict(self.scores),
             "split": [part._asdict() for part in self.split],
             "left_out": dict(self.excluded),
+            "doubt": self.doubt,
         }
 
 

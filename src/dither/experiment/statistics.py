@@ -162,7 +162,7 @@ def power_range(cells: np.ndarray, std: float, otherwise: Range) -> Range:
     lows = [*(-edge for edge in reversed(edges[1:])), -edges[0], *edges[:-1]]
     highs = [*(-edge for edge in reversed(edges[:-1])), edges[0], *edges[1:]]
     # Strict: a single cell that stands out by chance would make the range useless
-    seen = significant(cells[counting.POWER_CELLS :], std, 1e-4)
+    seen = significant(cells[counting.POWER_CELLS :], std, 1e-5)
     if not len(seen):
         return otherwise
     low, high = lows[int(seen[0])], highs[int(seen[-1])]
