@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from dither import data
-from dither.accounting import REPLACE_ONE, ZERO_OUT, ClientEpsilon, step_multiplier
+from dither.accounting import ADD_REMOVE, REPLACE_ONE, ZERO_OUT, ClientEpsilon, step_multiplier
 from dither.accounting.accountant import Accountant, alike, noise_ratio
 from dither.accounting.ledger.store import known_records
 from dither.errors import RunExists, SpecError
@@ -293,7 +293,8 @@ def _completion(experiment: Experiment, federated: bool) -> dict[str, Any]:
         not_covered.append("a server that sees single uploads: secagg.mode is 'off', and privacy.view is 'sum'")
     if spec.model.weights:
         not_covered.append("the data behind model.weights: the file counts as public")
-    not_covered += large_delta(spec, int(np.sum(plan.client_sizes)), federated)
+    if spec.adjacency != ADD_REMOVE:  # the warning names the count
+        not_covered += large_delta(spec, int(np.sum(plan.client_sizes)), federated)
     if plan.per_client and federated:
         not_covered.append("how many records a client holds: every party learns it")
     # Clipping each record's gradient keeps the steps of a model with one linear score those of a convex loss: all
@@ -406,6 +407,8 @@ def _counts_shown(experiment: Experiment, smoothness: float | None, federated: b
         return "the summary says how many records were pooled, taken or read"
     if smoothness is not None and spec.local_steps > 1:
         return "the proof for sums of several steps uses the longest batch, which depends on the largest count"
+    if spec.adjacency != ADD_REMOVE:
+        return "warnings and last digits follow from counts unless privacy.adjacency is 'add/remove'"
     return ""
 
 
