@@ -110,8 +110,9 @@ class Experiment:
     @cached_property
     def model_digest(self) -> str:
         """SHA-256 of what a model of your own computes; empty for one of Dither's."""
-        own = self.spec.model.name not in MODELS
-        return program_digest(self.model, self.dataset.x_train.shape[1]) if own else ""
+        if self.spec.model.name in MODELS:
+            return ""
+        return program_digest(self.model, self.dataset.x_train.shape[1])
 
     @cached_property
     def data_digest(self) -> str:
@@ -145,15 +146,17 @@ def choose(
     """The spec of a preset, a TOML file, a mapping or a `Spec`, with `values` on top. For your own records without
     a method, Dither chooses what is not given (`defaults.completed`). `records` are given in Python."""
     given = Spec.given(source)
-    own: dict[str, Any] = {} if records is None else {"data.path": IN_MEMORY}
+    on_top = dict(values or {})
+    if records is not None:
+        on_top["data.path"] = IN_MEMORY
     if isinstance(records, tuple) and len(records) == 3:
-        own["data.partition"] = "column"
-    own = {**(values or {}), **own}
-    if given is not None and {**given, **own}.get("data.path") and "method" not in {**given, **own}:
+        on_top["data.partition"] = "column"
+    keys = {**(given or {}), **on_top}
+    if given is not None and keys.get("data.path") and "method" not in keys:
         from dither.experiment.defaults import completed  # which builds on this module
 
-        return completed({**given, **own}, records, data_dir)
-    spec = Spec.from_any(source).with_values(own) if given is None else Spec.from_any({**given, **own})
+        return completed(keys, records, data_dir)
+    spec = Spec.from_any(source).with_values(on_top) if given is None else Spec.from_any(keys)
     return Chosen(spec, None if records is None else load_data(spec, records=records))
 
 
@@ -524,8 +527,7 @@ def load_data(
 def refuse_charged(path: str, rows: np.ndarray | None = None) -> None:
     """`SpecError` where a file that is declared public holds records that were charged to a ledger of this user,
     whatever it is called and however it is written: those are private. `rows` are their hashes."""
-    found = known_records(data.hash_records(path) if rows is None else rows)
-    for known in found:
+    for known in known_records(data.hash_records(path) if rows is None else rows):
         if known.share > 0.5:  # of the smaller one: a few rows may be equal by chance
             raise SpecError(
                 f"{path!r} is declared public, but {known.share:.0%} of it or of {known.file} was charged to "
@@ -590,13 +592,12 @@ def _as_stored(dataset: data.Dataset, partition: data.ClientPartition) -> list[n
 
 def stop_reason(experiment: Experiment) -> str:
     """Why the method stops before the requested number of rounds; empty if it does not."""
-    made, asked = planned_rounds(experiment), experiment.spec.num_rounds
-    if made >= asked:
+    planned, asked = planned_rounds(experiment), experiment.spec.num_rounds
+    if planned >= asked:
         return ""
     which = "proven" if experiment.prepared.stop_when_proven else "claimed"
-    return (
-        f"the {which} ε reaches privacy.epsilon={experiment.spec.privacy.epsilon:g} after round {made} of {asked}"
-    )
+    epsilon = experiment.spec.privacy.epsilon
+    return f"the {which} ε reaches privacy.epsilon={epsilon:g} after round {planned} of {asked}"
 
 
 def planned_rounds(experiment: Experiment) -> int:
