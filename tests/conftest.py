@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 
@@ -18,6 +19,8 @@ import pytest
 from dither import data
 from dither.errors import DataError
 from dither.types import PrivacyPlan
+
+gc.set_threshold(50_000)  # traced programs are many objects that stay: looking through them often takes long
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -75,6 +75,10 @@ LIGHTER = [
     (r"^dither plan (.*)", r"dither plan \1 --quick --seeds 1 --grid num_rounds=5"),
     (r"^dither start (.*)", r"dither start \1 --yes --set num_rounds=2"),
     (r"^dither audit (?!--fuzz)(.*)", r"dither audit \1 --trials 300 --rounds 1"),
+    (
+        r"^(dither audit my.toml.*)",
+        r"\1 --set data.name=breast-cancer --set num_clients=4 --set cohort_size=4 --set batch_size=8",
+    ),
     (r"--fuzz \d+", "--fuzz 1"),
     (r"--canaries \d+", "--canaries 5"),
     (r"--trials \d+(.*--trials)", r"\1"),

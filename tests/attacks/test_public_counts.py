@@ -74,9 +74,12 @@ def test_no_epsilon_under_add_remove_where_something_follows_a_count(method, cha
 
 @pytest.mark.parametrize("method", ["cpfed", "dp-sgd", "dp-dsgd"])
 @pytest.mark.parametrize("noise", ["given", "paper", "proven"])
-def test_what_ignores_counts_is_the_same_with_other_counts(method, noise):
-    """Where add/remove is proved, noise, weights, claim and ε must not move when a client has a record more."""
+@pytest.mark.parametrize("randomness", ["seeded", "os"])
+def test_what_ignores_counts_is_the_same_with_other_counts(method, noise, randomness):
+    """Where add/remove is proved, noise, weights, claim, ε and warnings must not move when a client has a record
+    more. A warning about δ named the count, and float32 errors of small clients followed from it."""
     changes = {**COINS, **GIVEN, "privacy__noise": noise, "privacy__adjacency": "add/remove"}
+    changes |= {"randomness": randomness, "privacy__delta": 0.05}
     changes |= {"privacy__noise_std": 0.5} if noise == "given" else {"privacy__noise_std": 0.0}
     spec = small_spec(method, data__records_per_client=20, **changes)
     seen = []
@@ -90,6 +93,13 @@ def test_what_ignores_counts_is_the_same_with_other_counts(method, noise):
             (hyper, experiment.prepared.claim, experiment.plan.weights, experiment.prepared.num_rounds, rows)
         )
     assert seen[0] == seen[1]
+
+
+def test_dither_chooses_nothing_by_counts_that_are_secret():
+    """Its batch size, which spec.toml holds, was a share of the count."""
+    asked = {"data.path": "own.csv", "data.label": "y", "privacy.adjacency": "add/remove"}
+    with pytest.raises(SpecError, match="chooses by the record counts"):
+        build.choose({**asked, "batch_sampling": "poisson-full"})
 
 
 def test_noise_is_not_calibrated_to_neighbours_without_a_proof():

@@ -204,13 +204,13 @@ cli.main()
 @pytest.mark.parametrize(
     "moments",
     [
-        (("before checkpoint", 24), ("after metrics", 36)),
-        pytest.param((("before metrics", 12), ("after checkpoint", 48)), marks=pytest.mark.slow),
+        (("before checkpoint", 8), ("after metrics", 12)),
+        pytest.param((("before metrics", 4), ("after checkpoint", 16)), marks=pytest.mark.slow),
     ],
 )
 def test_kill_and_resume_is_bit_identical(tmp_path, moments):
     """SIGKILL at two moments, resumed each time: the final parameters are those of an undisturbed run."""
-    options = [*QUICK, "--set", "num_rounds=60", "--set", "eval_every=2", "--checkpoint-seconds", "0"]
+    options = [*QUICK, "--set", "num_rounds=20", "--set", "eval_every=2", "--checkpoint-seconds", "0"]
     settings = dict(map(parse_setting, options[1:-2:2]))
     run("secure-fedavg", values=settings, out=tmp_path / "whole")
     folder = tmp_path / "killed"
@@ -222,7 +222,8 @@ def test_kill_and_resume_is_bit_identical(tmp_path, moments):
         )
         assert child.returncode == -signal.SIGKILL
         assert not (folder / "summary.json").exists()
-    dither("run", "--resume", folder, "--quiet")
+    code, errors, _ = run_command(["run", "--resume", str(folder), "--quiet"])
+    assert (code, errors) == (0, "")
     whole = tmp_path / "whole" / "model.safetensors"
     assert whole.read_bytes() == (folder / "model.safetensors").read_bytes()
 

@@ -6,7 +6,7 @@ import pytest
 import dither
 from dither import accounting
 from dither.accounting import accountant
-from dither.accounting.ledger.runs import Budget, Ledger, data_id
+from dither.accounting.ledger.runs import Ledger
 from dither.errors import SpecError
 from dither.experiment.account import account
 from dither.experiment.build import build_experiment, engine_options, tolerated
@@ -210,11 +210,3 @@ def test_what_the_protocol_would_refuse_is_refused_before_the_run():
 def test_specs_with_other_colluders_are_not_one_program():
     one, other = cpfed(num_rounds=1), cpfed(num_rounds=1, **{"privacy.colluders": 3})
     assert program(one) != program(other)
-
-
-def test_a_budget_for_sums_needs_sums(tmp_path):
-    book = Ledger(tmp_path / "ledger.sqlite")
-    book.set_budget(data_id(book, name="breast-cancer"), Budget(5.0, 1e-3, "sum", "replace-one"))
-    spec = cpfed(**{"secagg.mode": "off"})
-    with pytest.raises(SpecError, match="is against a server that sees only sums"):
-        dither.run(spec, out=tmp_path / "run", ledger=tmp_path / "ledger.sqlite")

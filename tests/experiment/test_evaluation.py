@@ -13,6 +13,8 @@ from dither.accounting.ledger import Ledger
 from dither.cli import app
 from dither.experiment import evaluation, train
 from dither.experiment.counting import Counting
+from dither.experiment.evaluation import PrivateScores
+from dither.experiment.statistics import Estimate
 from tests.experiment.test_statistics import seeded
 
 
@@ -212,3 +214,11 @@ def test_the_command(tmp_path):
     second = Ledger(tmp_path / "second.sqlite")
     spent = [each.epsilon for dataset in second.datasets() for each in second.spent(dataset)]
     assert spent == pytest.approx([5.0, 5.0], rel=1e-3)
+
+
+def test_an_interval_of_everything_is_no_score():
+    model = {"auc": Estimate(0.5, 0.0, 1.0), "accuracy": Estimate(0.8, 0.7, 0.9)}
+    scores = PrivateScores(model, {"accuracy": Estimate(0.6, 0.5, 0.7)}, (), 100, 0.3, 1e-5)
+    first, second = scores.rows()
+    assert (first["AUC"], first["accuracy"]) == ("hidden by the noise", "0.8 (0.7 to 0.9)")
+    assert second["AUC"] == ""

@@ -188,12 +188,11 @@ def test_records_that_change_places_are_not_covered():
         "batch_sampling": "poisson-full",
         "sampling_rate": 0.2,
         "local_steps": 1,
-        "privacy__adjacency": "zero-out",
     }
-    found, rows = gaps("dp-sgd", "add/remove", **poisson)
+    found, rows = gaps("dp-sgd", "add/remove", **poisson, privacy__adjacency="add/remove")
     assert np.isfinite(rows[0].value)
     assert "change places" in found["upload"][0]
-    assert gaps("dp-sgd", "zero-out", **poisson)[0]["upload"] == []
+    assert gaps("dp-sgd", "zero-out", **poisson, privacy__adjacency="zero-out")[0]["upload"] == []
 
 
 def test_a_sampler_error_that_is_not_small_is_said():

@@ -92,14 +92,14 @@ def alike(
     not in how the noise changes over time."""
     used = [index for index, cohort in enumerate(cohorts) if len(cohort)]
     asked = sorted({used[0], used[len(used) // 2], used[-1]}) if used else []
-    found: dict[tuple[tuple[Release, ...], ...], list[int]] = {}
+    clients_by_releases: dict[tuple[tuple[Release, ...], ...], list[int]] = {}
     for client, size in enumerate(sizes.tolist()):
         key = tuple(
             releases(RoundInfo(numbers[index] if numbers else index, client, size, len(cohorts[index])))
             for index in asked
         )
-        found.setdefault(key, []).append(client)
-    return [np.array(group) for group in found.values()]
+        clients_by_releases.setdefault(key, []).append(client)
+    return [np.array(group) for group in clients_by_releases.values()]
 
 
 class _TakingPart:
@@ -179,7 +179,7 @@ def _bound_class(
         # and with them the credit that needs them.
         return _bound_class(members, taking_part, lambda client, index: without_rates(at(client, index)), lattice)
     revealed = [_with_largest_share(releases, revealed) for releases in revealed]
-    own = [taking_part.rounds(int(member)) for member in members]
+    member_rounds = [taking_part.rounds(int(member)) for member in members]
     # Rounds of a class differ in noise or sensitivity alone: by strength they stand in one row, so that rank
     # by rank the strongest over the members reveals at least as much as any member.
     strengths = np.array([sum(_information(r, lattice) for r in releases) for releases in revealed])
@@ -187,12 +187,12 @@ def _bound_class(
     rank = np.empty(len(used), np.int64)
     rank[by_strength] = np.arange(len(used))
     envelope = np.full(int(counts.max(initial=0)), -1)
-    for rounds in own:
+    for rounds in member_rounds:
         ranks = np.sort(rank[np.searchsorted(used, rounds)])[::-1]
         envelope[: len(ranks)] = np.maximum(envelope[: len(ranks)], ranks)
 
     def of(member: int) -> np.ndarray:
-        return np.searchsorted(used, own[member])
+        return np.searchsorted(used, member_rounds[member])
 
     return ClientClass(
         members=members,
@@ -330,11 +330,11 @@ class Accountant:
             groups = alike(self.releases, plan.client_sizes, plan.cohorts, plan.round_numbers)
         targets = np.asarray(plan.epsilons or np.ones(plan.num_clients))
         members = np.arange(plan.num_clients) if self._members is None else np.asarray(self._members)
-        found = []
+        by_target = []
         for target in np.unique(targets[members]):  # so that no bound is joint over different targets
             same = [group[targets[group] == target] for group in groups]
-            found += bounded([group for group in same if len(group)])
-        return [each for each in found if np.isin(each.members, members).any()]
+            by_target += bounded([group for group in same if len(group)])
+        return [each for each in by_target if np.isin(each.members, members).any()]
 
     def of(self, clients: Sequence[int] | np.ndarray) -> Accountant:
         """The accountant of these clients alone. Its rows hold for their whole classes."""
@@ -454,11 +454,11 @@ class Accountant:
         # Whoever took no part has no releases, of which every recipe holds; others' recipes depend on theirs.
         revealed = [group.most for group in groups if group.most] or [[]]
         for adjacency in ADJACENCIES:
-            found = [
+            tried = [
                 views.account(each, self.plan.delta, conditions, adjacency=adjacency, every_recipe=True)
                 for each in revealed
             ]
-            rows += [self.row(max(same, key=lambda row: row.value)) for same in zip(*found, strict=True)]
+            rows += [self.row(max(same, key=lambda row: row.value)) for same in zip(*tried, strict=True)]
         return rows
 
     def before_the_draw(self, cohort_size_at: Callable[[int], int]) -> list[ProvenRow]:

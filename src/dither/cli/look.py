@@ -277,7 +277,7 @@ def _exit_at_once() -> None:
 # What is installed, what is missing, and the command for it
 
 _NEEDED = ("jax", "numpy", "scipy", "pandas", "scikit-learn", "matplotlib", "cryptography", "dp-accounting")
-_EXTRAS = {"deploy": "flwr", "web": "fastapi", "pdf": "fpdf2", "docs": "mkdocs-material"}
+_EXTRAS = {"web": "fastapi", "deploy": "flwr", "nvflare": "nvflare", "pdf": "fpdf2", "torch": "torchax"}
 
 
 class Finding(NamedTuple):

@@ -160,19 +160,19 @@ def account(
     spec = (folder.spec() if folder is not None else Spec.from_any(what)).with_values(values or {})
     if folder is None and not (every_recipe or ex_ante):
         return _remembered(spec, data_dir, lambda: _compute(spec, data_dir))
-    made = _RoundsMade()
+    counted = _CountedRounds()
     if folder is not None and not values:
-        made = made._replace(rounds=finished.rounds if finished is not None else None)
-        made = made._replace(begun=folder.begun() if spec.source_of_randomness == "os" else [])
-        if made.begun and finished is None:  # what is left would be made from the newest checkpoint on
+        rounds = finished.rounds if finished is not None else None
+        counted = _CountedRounds(rounds, folder.begun() if spec.source_of_randomness == "os" else [])
+        if counted.begun and finished is None:  # what is left would be made from the newest checkpoint on
             checkpoint = folder.load_checkpoint()
-            made = made._replace(left=0 if checkpoint is None else checkpoint.round)
-    report = _compute(spec, data_dir, made, every_recipe=every_recipe, ex_ante=ex_ante)
+            counted = counted._replace(left=0 if checkpoint is None else checkpoint.round)
+    report = _compute(spec, data_dir, counted, every_recipe=every_recipe, ex_ante=ex_ante)
     attacked = finished.epsilon.attacked if finished is not None and not values else ()
     return replace(report, epsilon=replace(report.epsilon, attacked=attacked))
 
 
-class _RoundsMade(NamedTuple):
+class _CountedRounds(NamedTuple):
     """Which rounds of a spec count: the first `rounds`, or the stretches that were `begun` and, if rounds are
     `left`, those from there on. By default all that are planned."""
 
@@ -184,7 +184,7 @@ class _RoundsMade(NamedTuple):
 def _compute(
     spec: Spec,
     data_dir: str | Path | None,
-    made: _RoundsMade = _RoundsMade(),
+    counted: _CountedRounds = _CountedRounds(),
     *,
     every_recipe: bool = False,
     ex_ante: bool = False,
@@ -194,7 +194,7 @@ def _compute(
 
     experiment = build.build_experiment(spec, data_dir=data_dir)
     claim = experiment.prepared.claim
-    rounds, begun, left = made
+    rounds, begun, left = counted
     if left is not None:  # a method may make fewer rounds than the spec asks for
         begun = [*begun, (left, build.planned_rounds(experiment))]
     if rounds is not None and rounds < build.planned_rounds(experiment):
@@ -237,8 +237,8 @@ def _cache_file(spec: Spec, data_dir: str | Path | None) -> Path | None:
     libraries. None for your own records, schemas and methods, and with DITHER_ACCOUNT_CACHE=0."""
     wish = os.environ.get("DITHER_ACCOUNT_CACHE", "")
     own_code = spec.method.endswith(".py") or spec.model.name not in MODELS
-    own = (spec.data.path, spec.data.test_path, spec.data.schema, own_code)
-    if wish == "0" or any(own):
+    own_files = (spec.data.path, spec.data.test_path, spec.data.schema)
+    if wish == "0" or own_code or any(own_files):
         return None
     from dither import data
 

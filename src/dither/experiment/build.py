@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from dither import data
-from dither.accounting import REPLACE_ONE, ZERO_OUT, ClientEpsilon, step_multiplier
+from dither.accounting import ADD_REMOVE, REPLACE_ONE, ZERO_OUT, ClientEpsilon, step_multiplier
 from dither.accounting.accountant import Accountant, alike, noise_ratio
 from dither.accounting.ledger.store import known_records
 from dither.errors import RunExists, SpecError
@@ -110,8 +110,9 @@ class Experiment:
     @cached_property
     def model_digest(self) -> str:
         """SHA-256 of what a model of your own computes; empty for one of Dither's."""
-        own = self.spec.model.name not in MODELS
-        return program_digest(self.model, self.dataset.x_train.shape[1]) if own else ""
+        if self.spec.model.name in MODELS:
+            return ""
+        return program_digest(self.model, self.dataset.x_train.shape[1])
 
     @cached_property
     def data_digest(self) -> str:
@@ -145,15 +146,17 @@ def choose(
     """The spec of a preset, a TOML file, a mapping or a `Spec`, with `values` on top. For your own records without
     a method, Dither chooses what is not given (`defaults.completed`). `records` are given in Python."""
     given = Spec.given(source)
-    own: dict[str, Any] = {} if records is None else {"data.path": IN_MEMORY}
+    on_top = dict(values or {})
+    if records is not None:
+        on_top["data.path"] = IN_MEMORY
     if isinstance(records, tuple) and len(records) == 3:
-        own["data.partition"] = "column"
-    own = {**(values or {}), **own}
-    if given is not None and {**given, **own}.get("data.path") and "method" not in {**given, **own}:
+        on_top["data.partition"] = "column"
+    keys = {**(given or {}), **on_top}
+    if given is not None and keys.get("data.path") and "method" not in keys:
         from dither.experiment.defaults import completed  # which builds on this module
 
-        return completed({**given, **own}, records, data_dir)
-    spec = Spec.from_any(source).with_values(own) if given is None else Spec.from_any({**given, **own})
+        return completed(keys, records, data_dir)
+    spec = Spec.from_any(source).with_values(on_top) if given is None else Spec.from_any(keys)
     return Chosen(spec, None if records is None else load_data(spec, records=records))
 
 
@@ -290,7 +293,8 @@ def _completion(experiment: Experiment, federated: bool) -> dict[str, Any]:
         not_covered.append("a server that sees single uploads: secagg.mode is 'off', and privacy.view is 'sum'")
     if spec.model.weights:
         not_covered.append("the data behind model.weights: the file counts as public")
-    not_covered += large_delta(spec, int(np.sum(plan.client_sizes)), federated)
+    if spec.adjacency != ADD_REMOVE:  # the warning names the count
+        not_covered += large_delta(spec, int(np.sum(plan.client_sizes)), federated)
     if plan.per_client and federated:
         not_covered.append("how many records a client holds: every party learns it")
     # Clipping each record's gradient keeps the steps of a model with one linear score those of a convex loss: all
@@ -403,6 +407,8 @@ def _counts_shown(experiment: Experiment, smoothness: float | None, federated: b
         return "the summary says how many records were pooled, taken or read"
     if smoothness is not None and spec.local_steps > 1:
         return "the proof for sums of several steps uses the longest batch, which depends on the largest count"
+    if spec.adjacency != ADD_REMOVE:
+        return "warnings and last digits follow from counts unless privacy.adjacency is 'add/remove'"
     return ""
 
 
@@ -521,8 +527,7 @@ def load_data(
 def refuse_charged(path: str, rows: np.ndarray | None = None) -> None:
     """`SpecError` where a file that is declared public holds records that were charged to a ledger of this user,
     whatever it is called and however it is written: those are private. `rows` are their hashes."""
-    found = known_records(data.hash_records(path) if rows is None else rows)
-    for known in found:
+    for known in known_records(data.hash_records(path) if rows is None else rows):
         if known.share > 0.5:  # of the smaller one: a few rows may be equal by chance
             raise SpecError(
                 f"{path!r} is declared public, but {known.share:.0%} of it or of {known.file} was charged to "
@@ -587,13 +592,12 @@ def _as_stored(dataset: data.Dataset, partition: data.ClientPartition) -> list[n
 
 def stop_reason(experiment: Experiment) -> str:
     """Why the method stops before the requested number of rounds; empty if it does not."""
-    made, asked = planned_rounds(experiment), experiment.spec.num_rounds
-    if made >= asked:
+    planned, asked = planned_rounds(experiment), experiment.spec.num_rounds
+    if planned >= asked:
         return ""
     which = "proven" if experiment.prepared.stop_when_proven else "claimed"
-    return (
-        f"the {which} ε reaches privacy.epsilon={experiment.spec.privacy.epsilon:g} after round {made} of {asked}"
-    )
+    epsilon = experiment.spec.privacy.epsilon
+    return f"the {which} ε reaches privacy.epsilon={epsilon:g} after round {planned} of {asked}"
 
 
 def planned_rounds(experiment: Experiment) -> int:

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from dither import data
-from dither.accounting import gaussian_mu
+from dither.accounting import ADD_REMOVE, gaussian_mu
 from dither.data.schema import Categorical
+from dither.errors import SpecError
 from dither.experiment.build import Chosen, deal, load_data
 from dither.spec import Spec
 
@@ -86,6 +87,11 @@ def completed(given: Mapping[str, Any], records: Any, data_dir: str | Path | Non
     """The spec for your own records, with what is not given chosen by `defaults_for`."""
     sums = given.get("secagg.mode") in ("ideal", "real")  # of at least two uploads
     spec = Spec.from_any({**_START, "cohort_size": 2 if sums else 1, **given})
+    if spec.adjacency == ADD_REMOVE:
+        raise SpecError(
+            "Dither chooses by the record counts, which privacy.adjacency='add/remove' hides: name a method, its "
+            "batches, rate and δ, or use 'zero-out'"
+        )
     dataset = load_data(spec, data_dir=data_dir, records=records)
     chosen: dict[str, Any] = {}
     if spec.num_clients == 0 and spec.data.partition == "iid" and not dataset.sources:

@@ -60,8 +60,14 @@ class PrivateScores:
 
     def rows(self) -> list[dict[str, str]]:
         """One line for the model and one for the trivial predictor."""
+
+        def text(name: str, estimate: Estimate | None) -> str:
+            if estimate is not None and (estimate.low, estimate.high) == _POSSIBLE.get(name):
+                return "hidden by the noise"
+            return str(estimate or "")
+
         return [
-            {"": who, **{NAMES[name]: str(scores[name]) if name in scores else "" for name in self.model}}
+            {"": who, **{NAMES[name]: text(name, scores.get(name)) for name in self.model}}
             for who, scores in (("the model", self.model), ("a constant", self.trivial))
         ]
 

@@ -86,7 +86,7 @@ def save(figure: Any, path: Path) -> None:
 
     kind = path.suffix.lower().lstrip(".") or "png"
     figure.draw_without_rendering()  # the layout is found once, not again for each format
-    figure.set_layout_engine("none")
+    figure.set_layout_engine(None)  # "none" would draw once more for each format
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "dither"}):
         for each, file in ((kind, path), ("svg", path.with_suffix(".svg"))):
             if each != kind and kind != "png":

@@ -163,9 +163,9 @@ def _run(
         return train(experiment, None, shards, None, clock, options)
     with clock("start_up"):
         if options.resume is None:
-            made = {**provenance(experiment), "devices": shards.devices}
             files = {**_schema_file(experiment.dataset), **model_source(spec)}
-            folder = RunFolder.create(path, spec, made, files)
+            origin = {**provenance(experiment), "devices": shards.devices}
+            folder = RunFolder.create(path, spec, origin, files)
             local = {"data_digest": experiment.data_digest}
             write_text(folder.path / "local" / "provenance.json", to_json(local, indent=2))
         else:
@@ -642,7 +642,7 @@ def traffic(
     """What an average client sends and receives in a round, and how many uploads were lost."""
     message, upload = sizes
     how = simulation.aggregation
-    found: dict[str, Any] = {
+    amounts: dict[str, Any] = {
         "aggregation": experiment.spec.aggregation,
         "upload_bytes": 4 * upload,
         "download_bytes": 4 * message,
@@ -651,21 +651,21 @@ def traffic(
         "void_rounds": int(np.asarray(state.void)[0]),
     }
     if how is None:
-        return found
-    found["bound"], found["clamped"] = how.how.bound, int(np.asarray(state.clamped)[0])  # see `train`
+        return amounts
+    amounts["bound"], amounts["clamped"] = how.how.bound, int(np.asarray(state.clamped)[0])  # see `train`
     if simulation.aggregators and how.mode == "real":
         (aggregator,) = simulation.aggregators
         seen = aggregator.traffic.report()
-        found |= {**seen, "download_bytes": seen["download_bytes"] + 4 * message}
-        found["enrol_seconds"] = aggregator.enrol_seconds
+        amounts |= {**seen, "download_bytes": seen["download_bytes"] + 4 * message}
+        amounts["enrol_seconds"] = aggregator.enrol_seconds
     else:
         from dither.secagg.messages import round_bytes  # needs cryptography, which a plain run does not
 
         sent, received = round_bytes(
             upload, experiment.spec.cohort_size, modulus_bits=how.how.modulus_bits, colluders=how.colluders
         )
-        found |= {"upload_bytes": sent, "download_bytes": received + 4 * message}
-    return found
+        amounts |= {"upload_bytes": sent, "download_bytes": received + 4 * message}
+    return amounts
 
 
 def _with_aggregation(report: Report, experiment: Experiment, missing: int) -> Report:
@@ -726,14 +726,14 @@ def model_source(spec: Spec) -> dict[str, str]:
 
 def _caveats(spec: Spec) -> list[str]:
     """What a reader of the report should know about the spec."""
-    found = [] if spec.scored else [UNSCORED]
+    caveats = [] if spec.scored else [UNSCORED]
     if spec.data.public:
-        found.append("data.public: you declared these records public, so nothing was charged to a ledger")
+        caveats.append("data.public: you declared these records public, so nothing was charged to a ledger")
     if spec.private and spec.source_of_randomness == "seeded":
-        found.append("seeded noise: a simulation, not a protection; anyone who knows the seed can subtract it")
+        caveats.append("seeded noise: a simulation, not a protection; anyone who knows the seed can subtract it")
     if spec.data.path and spec.compare:
-        found.append("compare is for public data: nothing was trained without noise on your records")
-    return found
+        caveats.append("compare is for public data: nothing was trained without noise on your records")
+    return caveats
 
 
 def provenance(experiment: Experiment) -> dict[str, Any]:
@@ -772,10 +772,10 @@ def named_leaves(params: Params) -> dict[str, np.ndarray]:
 
 def restore(like: engine.State, leaves: list[np.ndarray]) -> engine.State:
     """A state like the given one, from the leaves of a checkpoint."""
-    own, structure = jax.tree.flatten(like)
-    if [leaf.shape for leaf in own] != [leaf.shape for leaf in leaves]:
+    expected, structure = jax.tree.flatten(like)
+    if [leaf.shape for leaf in expected] != [leaf.shape for leaf in leaves]:
         raise RunExists("the checkpoint's arrays do not have the shapes of this spec; start a new run")
-    arrays = [jax.numpy.asarray(saved, leaf.dtype) for saved, leaf in zip(leaves, own, strict=True)]
+    arrays = [jax.numpy.asarray(saved, leaf.dtype) for saved, leaf in zip(leaves, expected, strict=True)]
     restored: engine.State = jax.tree.unflatten(structure, arrays)
     return restored
 

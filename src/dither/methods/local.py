@@ -408,7 +408,9 @@ def _gradient_error(model: Model, plan: PrivacyPlan, sampler: sampling.BatchSamp
     if plan.clip == "batch":
         return whole_error(model)
     fixed = _fixed_places(sampler)
-    return exact.summed_error(clipping.norm_error(model), sampler.width, fixed_places=fixed)
+    # For add/remove the longest block, whatever the count: ε must not follow from it.
+    longest = 2 * exact.BLOCK if fixed and plan.adjacency == sampling.ADD_REMOVE else sampler.width
+    return exact.summed_error(clipping.norm_error(model), longest, fixed_places=fixed)
 
 
 def whole_error(model: Model) -> float:

@@ -281,9 +281,7 @@ def _host_subsets(keys: noise.HostKeys, population: int, count: int) -> np.ndarr
         np.bitwise_xor(*noise.host_words((halves[0][:, at], halves[1][:, at]), np.arange(count))) for at in (0, 1)
     )
     fresh = np.arange(population - count, population)
-    span = (fresh + 1).astype(np.uint32)
-    wrapped = (np.uint32(2**16) % span) ** 2 % span  # 2^32 modulo `span`, as `jax.random.randint` computes it
-    draws = ((high % span * wrapped + low % span) % span).astype(np.int32)
+    draws: np.ndarray = _below(high, low, (fresh + 1).astype(np.uint32)).astype(np.int32)
     row, taken = np.arange(len(draws)), np.zeros((len(draws), population), bool)
     for at in range(count):
         draws[:, at] = np.where(taken[row, draws[:, at]], fresh[at], draws[:, at])
@@ -303,6 +301,13 @@ def _host_order(keys: noise.HostKeys, population: int, count: int) -> np.ndarray
     return order[:, :count]
 
 
+def _below(high: Array, low: Array, span: Array) -> Array:
+    """Numbers below `span` from two random words each, in JAX or NumPy: high · 2^32 + low modulo `span`, as far as
+    32 bits go."""
+    wrapped = np.uint32(2**16) % span
+    return (high % span * (wrapped * wrapped % span) + low % span) % span
+
+
 def _sorts(count: int, largest: int, *, rows: int) -> bool:
     """Whether a subset is the head of a permutation: where it is large."""
     return count > 1 and (rows == 1 or count > _SORTED) and count * count > 12 * largest * math.log2(largest + 1)
@@ -315,13 +320,14 @@ def subset(key: Key, population: Array | int, count: int, *, largest: int, rows:
     Floyd's algorithm, or a sort of random words where the subsets are large. (The device decides how Floyd's rule
     is computed, never what is drawn.)
     """
-    if count == 1:
-        return jax.random.randint(key, (rows, 1), 0, population)
     if _sorts(count, largest, rows=rows):
         keys = jax.random.split(key, rows)
         return jax.vmap(lambda k: permutation(k, population, largest=largest)[:count])(keys)
     fresh = (population - count + jnp.arange(count)).astype(jnp.int32)
-    draws = jax.random.randint(key, (rows, count), 0, fresh + 1)
+    high, low = (jax.random.bits(half, (rows, count), jnp.uint32) for half in jax.random.split(key))
+    draws = _below(high, low, jnp.maximum(fresh + 1, 1).astype(jnp.uint32)).astype(jnp.int32)
+    if count == 1:
+        return draws
     if largest <= 64 * count and jax.default_backend() == "cpu":
         return _floyd_in_turn(draws, fresh, largest)
     return jax.vmap(lambda row: _floyd(row, fresh))(draws)

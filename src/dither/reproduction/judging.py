@@ -309,5 +309,5 @@ def all_of(*verdicts: Verdict) -> Verdict:
     """All must hold; one that fails makes the whole fail."""
     statuses = {verdict.status for verdict in verdicts}
     status = next((each for each in (FAILS, NOT_JUDGED, INCONCLUSIVE) if each in statuses), HOLDS)
-    text = "; ".join(f"{verdict.text} ({verdict.status})" for verdict in verdicts)
+    text = "; ".join(dict.fromkeys(f"{verdict.text} ({verdict.status})" for verdict in verdicts))
     return Verdict(status, text, tuple(row for verdict in verdicts for row in verdict.numbers))

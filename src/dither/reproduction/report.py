@@ -113,7 +113,7 @@ def _head(result: Reproduction) -> str:
         ("command", result.provenance["command"]),
         *((f"criteria {title}", counts(result.claims, which)) for which, title in VIEW_TITLES.items()),
         ("runs", f"{counted(result.provenance['runs'], 'run')}, {result.provenance['seconds'] / 60:.1f} minutes"),
-        ("device", ", ".join(devices)),
+        ("device", _names(devices)),
         ("drawn", f"{result.provenance['when']}, {versions}"),
     ]
     return (
@@ -171,13 +171,17 @@ def _badge(verdict: Verdict | None) -> str:
     return f'<span class="badge {_CLASS[verdict.status]}">{verdict.status}</span>'
 
 
+def _names(devices: Iterable[str]) -> str:
+    return ", ".join(" ".join(dict.fromkeys(name.split(": "))) for name in devices)  # "cpu: cpu" is "cpu"
+
+
 def _figure(figure: FigureResult, folder: Path) -> str:
     pictures = f'<p class="refused">Not computed: {escape(figure.refused)}</p>' if figure.refused else ""
     alt = escape(f"{figure.title}. {figure.shows}")
     for name in (name for name in figure.files if name.endswith(".png")):
         drawn = base64.b64encode((folder / name).read_bytes()).decode()
         pictures += f'<img alt="{alt}" src="data:image/png;base64,{drawn}">'
-    compute = f"{counted(figure.runs, 'run')}, {figure.seconds:.0f} s on {', '.join(figure.devices)}; "
+    compute = f"{counted(figure.runs, 'run')}, {figure.seconds:.0f} s on {_names(figure.devices)}; "
     rows = [
         ("data", figure.data),
         ("seeds", str(figure.seeds or "")),

@@ -384,8 +384,8 @@ class Simulation:
         message = self.build(run.hyper).message(state.server)
 
         def client(number: Array, words: Array | None = None) -> ClientUpload:
-            own = jax.tree.map(lambda leaf: leaf[number], state.clients)
-            return self.sent(message, own, run, shared, index, number, cohort_size, words)
+            client_state = jax.tree.map(lambda leaf: leaf[number], state.clients)
+            return self.sent(message, client_state, run, shared, index, number, cohort_size, words)
 
         return client
 
@@ -393,7 +393,7 @@ class Simulation:
     def sent(
         self,
         message: PyTree,
-        own: PyTree,
+        client_state: PyTree,
         run: RunInputs,
         shared: Shared,
         index: Array,
@@ -405,7 +405,7 @@ class Simulation:
         result = self.build(run.hyper).client(
             client_keys(run.secret, index, number, self._noise_root(run, words)),
             message,
-            own,
+            client_state,
             _records(run, shared, number),
             Round(index, number, jnp.int32(cohort_size)),
         )
@@ -607,14 +607,14 @@ class Simulation:
             params = self.build(run.hyper).params(state.server)
             scored = arrays.Scored(self.model, params, shared, self.shards)
             test_score, test_loss = scored.test_score(run.test_rows, run.test_weights)
-            own = run.order if run.train_rows is None else run.train_rows
-            _, train_loss = scored.score(own, jnp.full(own.shape[0], 1.0 / own.shape[0]))
+            train_rows = run.order if run.train_rows is None else run.train_rows
+            _, train_loss = scored.score(train_rows, jnp.full(train_rows.shape[0], 1.0 / train_rows.shape[0]))
             rounds = jnp.maximum(state.rounds, 1)
             return {
                 **test_score,
                 "loss": test_loss,
                 "train_loss": train_loss,
-                **({"gradient_sq": scored.gradient_sq(own)} if self.gradient_norm else {}),
+                **({"gradient_sq": scored.gradient_sq(train_rows)} if self.gradient_norm else {}),
                 **{name: value / rounds for name, value in state.metrics.items()},
             }
 
