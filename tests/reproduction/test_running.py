@@ -79,9 +79,8 @@ def test_processes_give_what_one_process_gives(tmp_path):
 def test_robustness_at_the_smallest_scale(tmp_path):
     result = reproduce("cpfed/fig8", scale="smoke", robust="smoke", cache=tmp_path / "cache", out=tmp_path / "out")
     (claim,) = result.claims
-    assert (
-        len(claim.robustness.computed) == len(claim.robustness.verdicts) == 1 + len(load("cpfed/fig8").changes())
-    )
+    verdicts = [row["verdict"] for row in claim.robustness.verdicts]
+    assert verdicts == ["not judged"] * (1 + len(load("cpfed/fig8").changes()))  # one seed; but every run is there
     assert claim.robust_text in result.report.read_text()
 
 
