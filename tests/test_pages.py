@@ -106,6 +106,7 @@ BEFORE = {  # what a page, or a command, takes as done
     "dither federation init fed --parties": "rm -r fed",  # the other way to make keys
     "docs/deployment.md": "for name in south east; do dither federation request $name; cp $name/*.json .; done",
     "dither federation init fed --request": "cp north/north.request.json .",  # the party has sent it
+    "docs/gallery.md": "rm -r hospitals",  # a run's folder there, tables on other pages
     "docs/performance.md": "mkdir records",
     "docs/privacy.md": "python make_patients.py; head -19000 patients.csv > renamed.csv; "
     "dither run patients.toml --out run",
