@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import optimize
 from scipy.integrate import quad
 
 from dither import accounting, methods
-from dither.accounting import gaussian
 
 mus = st.floats(-13.8, 6.9).map(math.exp)  # 1e-6 .. 1e3
 deltas = st.floats(-40.0, -2.0).map(math.exp)
@@ -30,25 +28,6 @@ def test_epsilon_and_delta_are_inverse(mu, delta):
 @given(mu=mus, delta=deltas, factor=st.floats(1.001, 10.0))
 def test_more_noise_never_costs_more(mu, delta, factor):
     assert accounting.gaussian_epsilon(mu, delta) <= accounting.gaussian_epsilon(mu * factor, delta)
-
-
-@given(root=st.floats(-3, 3), reach=st.tuples(st.floats(0, 9), st.floats(0, 9)), kind=st.sampled_from(range(5)))
-def test_roots_have_the_bits_of_scipys(root, reach, kind):
-    function = (
-        lambda x: math.expm1(2 * (x - root)),
-        lambda x: (x - root) ** 3,
-        lambda x: -1.0 if x < root else 2.0,
-        lambda x: math.tanh(50 * (x - root)),
-        lambda x: abs(x - root) + 1.0,  # no root
-    )[kind]
-    for options in ({}, {"xtol": 1e-14, "rtol": 1e-14}, {"xtol": 1e-6, "rtol": 1e-9, "maxiter": 9}):
-        answers = []
-        for solve in (optimize.brentq, gaussian.brentq):
-            try:
-                answers.append(solve(function, root - reach[0], root + reach[1], **options))
-            except (ValueError, RuntimeError) as error:
-                answers.append(type(error))
-        assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize("mu", [0.05, 0.19, 0.21, 1.0, 4.0])

@@ -8,7 +8,7 @@ import pytest
 
 from dither import models
 from dither.errors import SpecError
-from dither.methods import baselines, dp_scaffold, prepare
+from dither.methods import dp_scaffold, prepare
 from dither.simulation import engine
 from dither.spec import METHODS, Spec, declared
 from dither.types import RoundInfo
@@ -428,18 +428,6 @@ def test_without_the_credit_of_aggregation_the_papers_need_more_noise(name):
         stds[credit] = float(prepared.hyper["noise_std"][0])
         assert prepared.claim.value == pytest.approx(2.0)
     assert stds[False] == pytest.approx(stds[True] * np.sqrt(3))  # a cohort of three
-
-
-@pytest.mark.parametrize(
-    ("rate", "rounds", "multiplier", "delta"),
-    [(0.1, 60, 0.9, 1e-5), (0.3, 1000, 0.65, 1e-3), (0.001, 10, 5.0, 1e-6), (1.0, 20, 9.6, 1e-5)],
-)
-def test_the_moments_accountant_is_that_of_dp_accounting(rate, rounds, multiplier, delta):
-    dp_accounting = pytest.importorskip("dp_accounting")
-    one = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(multiplier))
-    theirs = dp_accounting.rdp.RdpAccountant().compose(dp_accounting.SelfComposedDpEvent(one, rounds))
-    epsilon = baselines.moments_epsilon(rate, rounds, multiplier, delta)
-    assert epsilon == pytest.approx(theirs.get_epsilon(delta), rel=1e-8)
 
 
 def test_the_noise_of_dp_fedavg_is_none_or_given_or_that_of_the_claim():

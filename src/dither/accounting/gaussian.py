@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from scipy.special import erfcx, log_ndtr, logsumexp
@@ -36,62 +37,11 @@ _SQRT_HALF_PI = math.sqrt(math.pi / 2.0)
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
 
 
-def brentq(
-    function: Callable[[float], float],
-    low: float,
-    high: float,
-    *,
-    xtol: float = 2e-12,
-    rtol: float = 4 * np.finfo(float).eps,
-    maxiter: int = 100,
-) -> float:
-    """A root between two ends where the function has different signs (Brent 1973, chapter 4): by interpolation,
-    and by halving where that does not help. It gives the bits of SciPy's `brentq`, whose import takes longer than
-    most proofs."""
+def brentq(function: Callable[[float], float], low: float, high: float, **options: Any) -> float:
+    """SciPy's root finder, imported when it is first called: all of scipy.optimize comes with it."""
+    from scipy.optimize import brentq
 
-    def value(x: float) -> float:
-        y = float(function(x))
-        if math.isnan(y):
-            raise ValueError(f"the function to solve is not a number at {x}")
-        return y
-
-    # `best` is the last guess, `before` the one before it, and `across` has the other sign.
-    before, best = (low, value(low)), (high, value(high))
-    if before[1] == 0 or best[1] == 0:
-        return low if before[1] == 0 else high
-    if (before[1] < 0) == (best[1] < 0):
-        raise ValueError(f"the function has one sign at both {low} and {high}")
-    across, step, last_step = before, 0.0, 0.0
-    for _ in range(maxiter):
-        if best[1] != 0 and (before[1] < 0) != (best[1] < 0):
-            across, step = before, best[0] - before[0]
-            last_step = step
-        if abs(across[1]) < abs(best[1]):
-            before, best, across = best, across, best
-        tolerance = (xtol + rtol * abs(best[0])) / 2
-        half = (across[0] - best[0]) / 2
-        if best[1] == 0 or abs(half) < tolerance:
-            return best[0]
-        tried = math.inf
-        if abs(last_step) > tolerance and abs(best[1]) < abs(before[1]):
-            tried = _interpolated(best, before, across)
-        short = 2 * abs(tried) < min(abs(last_step), 3 * abs(half) - tolerance)
-        last_step, step = (step, tried) if short else (half, half)
-        before = best
-        x = best[0] + (step if abs(step) > tolerance else math.copysign(tolerance, half))
-        best = (x, value(x))
-    raise RuntimeError(f"no root after {maxiter} steps; the last guess is {best[0]}")
-
-
-def _interpolated(best: tuple[float, float], before: tuple[float, float], across: tuple[float, float]) -> float:
-    """The step from the best point to where a curve through the points crosses zero; infinite where none does."""
-    x, y = best
-    if before[0] == across[0]:
-        rise = y - before[1]
-        return -y * (x - before[0]) / rise if rise else math.inf
-    slope_before, slope_across = (before[1] - y) / (before[0] - x), (across[1] - y) / (across[0] - x)
-    below = slope_across * slope_before * (across[1] - before[1])
-    return -y * (across[1] * slope_across - before[1] * slope_before) / below if below else math.inf
+    return float(brentq(function, low, high, **options))
 
 
 def check_delta(delta: float) -> None:

@@ -11,23 +11,18 @@ Each `prepare_*` is a method of its own; `spec.METHODS` names them.
 
 from __future__ import annotations
 
-import math
-from functools import cache, lru_cache
+from functools import lru_cache
+from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
-from scipy.special import gammaln, log_ndtr, logsumexp
 
 from dither import types
 from dither.accounting import exact
-from dither.accounting.gaussian import brentq
 from dither.errors import SpecError
 from dither.methods import concentrated, cpfed, dp_scaffold, local
 from dither.models import Model
 from dither.privacy import clipping, sampling
 from dither.types import ClientResult, ClientState, Hyper, Keys, Params, Prepared, PrivacyPlan, Records, Round
-
-_MOST_NOISE = 2.0**30
 
 # Algorithm
 
@@ -216,84 +211,43 @@ def central_noise_multiplier(plan: PrivacyPlan) -> float:
 
 @lru_cache(maxsize=256)
 def _calibrated_multiplier(rate: float, num_rounds: int, epsilon: float, delta: float) -> float:
-    """The least multiplier, to 1e-6, whose claimed ε is at most `epsilon`."""
+    import dp_accounting
 
-    def excess(multiplier: float) -> float:
-        return moments_epsilon(rate, num_rounds, multiplier, delta) - epsilon
+    def event(multiplier: float) -> Any:
+        return _central_event(rate, num_rounds, multiplier)
 
-    low, high = 0.0, 1.0
-    while excess(high) > 0:
-        if high > _MOST_NOISE:
-            raise SpecError(f"no noise up to {high:g} claims privacy.epsilon={epsilon:g} at δ = {delta:g}")
-        low, high = high, 2 * high + 1
-    root = brentq(excess, low, high, xtol=1e-6)
-    while excess(root) > 0:
-        root += 1e-6
-    return root
+    return float(dp_accounting.calibrate_dp_mechanism(_moments_accountant, event, epsilon, delta, tol=1e-6))
+
+
+def _moments_accountant() -> Any:
+    """dp-accounting's Rényi accountant. It skips orders whose series does not converge, which is sound; its
+    warnings are silenced."""
+    from absl import logging
+    from dp_accounting import rdp
+
+    logging.set_verbosity(logging.ERROR)
+    return rdp.RdpAccountant()
+
+
+def _central_event(rate: float, num_rounds: int, multiplier: float) -> Any:
+    import dp_accounting
+
+    one = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(multiplier))
+    return dp_accounting.SelfComposedDpEvent(one, num_rounds)
 
 
 # Privacy
-
-
-def moments_epsilon(rate: float, num_rounds: int, multiplier: float, delta: float) -> float:
-    """ε by the moments accountant: Rényi divergences of Poisson-sampled Gaussian rounds (I. Mironov, K. Talwar, L.
-    Zhang, "Rényi Differential Privacy of the Sampled Gaussian Mechanism", 2019), turned into (ε, δ) by Proposition
-    12 of C. Canonne, G. Kamath, T. Steinke, "The Discrete Gaussian for Differential Privacy", 2020. The orders are
-    those of dp-accounting, whose import takes longer than the whole answer; a test compares the two."""
-    if multiplier == 0:
-        return math.inf
-    if rate == 1:
-        divergence = num_rounds * _ORDERS / (2 * multiplier**2)
-    else:
-        moments = np.concatenate([_log_moments_fractional(rate, multiplier), _log_moments_whole(rate, multiplier)])
-        divergence = num_rounds * moments / (_ORDERS - 1)
-    if np.any(delta**2 + np.expm1(-divergence) > 0):  # δ <= sqrt(1 - e^-KL) already
-        return 0.0
-    return max(0.0, float(np.min(divergence + np.log1p(-1 / _ORDERS) - np.log(delta * _ORDERS) / (_ORDERS - 1))))
-
-
-_FRACTIONAL = np.array([order / 10 for order in range(11, 110) if order % 10])
-_WHOLE = np.array([*range(2, 64), 128, 256, 512, 1024], float)
-_ORDERS = np.concatenate([_FRACTIONAL, _WHOLE])
-_TERMS = 1000  # of the series of a fractional order
-
-
-def _log_moments_whole(rate: float, multiplier: float) -> np.ndarray:
-    """ln A_α of whole orders: a binomial sum."""
-    k, order = np.arange(_WHOLE[-1] + 1), _WHOLE[:, None]
-    with np.errstate(invalid="ignore"):
-        terms = _log_binomials()[0] + k * math.log(rate) + (order - k) * math.log1p(-rate)
-    return np.asarray(logsumexp(np.where(k <= order, terms + (k * k - k) / (2 * multiplier**2), -np.inf), axis=1))
-
-
-def _log_moments_fractional(rate: float, multiplier: float) -> np.ndarray:
-    """ln A_α of fractional orders: two series of positive terms (Section 3.3); ∞ where one does not converge."""
-    i, order = np.arange(_TERMS, dtype=float), _FRACTIONAL[:, None]
-    j, middle = order - i, multiplier**2 * math.log(1 / rate - 1) + 0.5
-    log_rate, log_rest, binomial = math.log(rate), math.log1p(-rate), _log_binomials()[1]
-    below = i * log_rate + j * log_rest + (i * i - i) / (2 * multiplier**2) + log_ndtr((middle - i) / multiplier)
-    above = j * log_rate + i * log_rest + (j * j - j) / (2 * multiplier**2) + log_ndtr((j - middle) / multiplier)
-    total = logsumexp(binomial + np.logaddexp(below, above), axis=1)
-    return np.where((binomial + np.maximum(below, above))[:, -1] < total - 30, total, np.inf)
-
-
-@cache
-def _log_binomials() -> tuple[np.ndarray, np.ndarray]:
-    """ln |C(α, k)| of the whole and of the fractional orders."""
-    k, i = np.arange(_WHOLE[-1] + 1), np.arange(_TERMS)
-    pairs = ((_WHOLE[:, None], k), (_FRACTIONAL[:, None], i))
-    whole, fractional = (gammaln(a + 1) - gammaln(n + 1) - gammaln(a - n + 1) for a, n in pairs)
-    return whole, fractional
 
 
 def _central_claim(plan: PrivacyPlan, multiplier: float) -> types.Claim:
     """ε for a whole client by the moments accountant, which assumes Poisson-sampled cohorts."""
     if multiplier == 0:
         return local.no_noise(plan)
-    value = moments_epsilon(plan.cohort_size / plan.num_clients, plan.num_rounds, multiplier, plan.delta)
+    event = _central_event(plan.cohort_size / plan.num_clients, plan.num_rounds, multiplier)
+    value = _moments_accountant().compose(event).get_epsilon(plan.delta)
     coins = ("cohorts are drawn by independent coins (here: a uniform subset of fixed size)", False)
     source = "McMahan et al. 2018, moments accountant, per client"
-    return types.Claim(value, "run", plan.delta, source, (coins,), "add/remove")
+    return types.Claim(float(value), "run", plan.delta, source, (coins,), "add/remove")
 
 
 def _unprotected(info: types.RoundInfo) -> tuple[types.Release, ...]:
