@@ -21,6 +21,7 @@ from dither.data.dataset import (
     Dataset,
     LoadOptions,
     Source,
+    blank_features,
     dataset_from_sources,
     dataset_from_tables,
     stratified_split,
@@ -65,6 +66,7 @@ class Published(NamedTuple):
     schema: Schema | None
     options: LoadOptions
     files: dict[str, Path]
+    blank: bool  # without the features
 
 
 # Tables
@@ -91,8 +93,23 @@ def read_adult(path: Path) -> pd.DataFrame:
     return frame
 
 
+def _adult_labels(path: Path, classes: Sequence[str]) -> np.ndarray:
+    """The class numbers of Adult's records, read without pandas."""
+    number_of = {name: number for number, name in enumerate(classes)}
+    lines = path.read_text(encoding="utf-8").splitlines()
+    labels = (line.rpartition(",")[2].strip().rstrip(".") for line in lines)
+    return np.array([number_of[label] for label in labels if label in number_of], np.int32)
+
+
 def _load_adult(published: Published) -> Dataset:
     schema, options = published.schema or packaged_schema("adult"), published.options
+    if published.blank and published.schema is None and not options.group_column:
+        names, classes = schema.feature_names(options.features), schema.label.classes
+        y, y_test = (_adult_labels(published.files[part], classes) for part in ("train", "test"))
+        x, x_test = (blank_features(len(labels), len(names)) for labels in (y, y_test))
+        notes = schema.coverage_notes()
+        more: dict[str, Any] = {"schema": schema, "notes": notes, "covered": schema.covered}
+        return Dataset("adult", x, y, x_test, y_test, classes, names, **more)
 
     def encode() -> Dataset:
         train, test = read_adult(published.files["train"]), read_adult(published.files["test"])
@@ -138,6 +155,8 @@ def _image_dataset(
 def _to_features(parts: Sequence[np.ndarray], largest: int) -> list[np.ndarray]:
     """Flat float32 rows in [0, 1]; all parts in one piece of memory, so that pooling them needs no copy."""
     count, pixels = sum(map(len, parts)), math.prod(parts[0].shape[1:])
+    if not any(parts[0].strides):
+        return [blank_features(len(part), pixels) for part in parts]
     rows = np.split(zeros_aligned((count, pixels), np.dtype(np.float32)), np.cumsum([len(p) for p in parts])[:-1])
     for images, out in zip(parts, rows, strict=True):
         np.multiply(images.reshape(len(images), -1), np.float32(1.0 / largest), out=out, dtype=np.float32)
@@ -147,12 +166,14 @@ def _to_features(parts: Sequence[np.ndarray], largest: int) -> list[np.ndarray]:
 def _split_images(images: np.ndarray, labels: np.ndarray, test_count: int) -> tuple[Images, Images]:
     """A fixed stratified split, the same for everyone: results on a named set must be comparable."""
     train, test = stratified_split(labels, test_count, seed=0)
+    if not any(images.strides):  # blank
+        return (images[: len(train)], labels[train]), (images[: len(test)], labels[test])
     return (images[train], labels[train]), (images[test], labels[test])
 
 
 def upright(images: np.ndarray) -> np.ndarray:
     """EMNIST is published with rows and columns exchanged (Cohen et al. 2017)."""
-    return np.ascontiguousarray(images.transpose(0, 2, 1))
+    return images.transpose(0, 2, 1)
 
 
 def _load_digits(published: Published) -> Dataset:
@@ -171,7 +192,8 @@ def _load_mnist_5k(published: Published) -> Dataset:
 
 
 def _load_idx(published: Published) -> Dataset:
-    parts = {part: read_idx(path) for part, path in published.files.items()}
+    blank = {part: published.blank and part.endswith("images") for part in published.files}
+    parts = {part: read_idx(path, blank=blank[part]) for part, path in published.files.items()}
     train, test = ((parts[f"{part} images"], parts[f"{part} labels"]) for part in ("train", "test"))
     if published.entry.name.startswith("emnist"):
         train, test = (upright(train[0]), train[1]), (upright(test[0]), test[1])
@@ -179,7 +201,8 @@ def _load_idx(published: Published) -> Dataset:
 
 
 def _load_bymerge(published: Published) -> Dataset:
-    images, labels = read_idx(published.files["test images"]), read_idx(published.files["test labels"])
+    images = read_idx(published.files["test images"], blank=published.blank)
+    labels = read_idx(published.files["test labels"])
     train, test = _split_images(images, labels, BYMERGE_TEST_RECORDS)
     notes = (
         "the test part of EMNIST ByMerge, not the Balanced set: the same 47 classes, unequal in size",
@@ -258,6 +281,7 @@ def load(
     label_bounds: Sequence[float] = (),
     records: Any = None,
     split_by_rows: bool = False,
+    blank: bool = False,
 ) -> Dataset:
     """Load a data set by its `name`, or a user's own file by its `path` (.csv, .parquet, .npz, a folder of .npy).
     A folder, a pattern (`data/*.csv`) or a list of tables has one file for each institution.
@@ -277,6 +301,7 @@ def load(
         records: Instead of a path: a DataFrame, a list or mapping of them (one for each institution), or arrays
             (x, y) or (x, y, groups).
         split_by_rows: Hold out rows of your own tables by their number alone, not stratified by class.
+        blank: Labels and shapes are enough: a named set may have `blank_features`.
     """
     if records is None and bool(name) == bool(path):
         given = f"both name={name!r} and path={str(path)!r}" if name else "neither name nor path"
@@ -290,7 +315,7 @@ def load(
     elif name:
         if stream == "yes":
             raise _not_streamable(name)
-        dataset = _load_named(_entry(name), options, data_dir, progress)
+        dataset = _load_named(_entry(name), options, data_dir, progress, blank)
     else:
         dataset = _load_files(path, options, stream)
     actual = "classification" if dataset.label_bounds is None else "regression"
@@ -311,7 +336,7 @@ def hash_records(path: StrPath) -> np.ndarray:
 
 
 def _load_named(
-    entry: CatalogEntry, options: LoadOptions, data_dir: StrPath | None, progress: Progress | None
+    entry: CatalogEntry, options: LoadOptions, data_dir: StrPath | None, progress: Progress | None, blank: bool
 ) -> Dataset:
     for key in ("label", "test_path"):
         if value := getattr(options, key):
@@ -331,7 +356,7 @@ def _load_named(
     schema = schema and with_label_bounds(schema, options.label_bounds)
     # The split of a named set is the same for everyone: results must be comparable.
     options = options._replace(schema="", test_fraction=0.2, seed=0)
-    return _LOADERS.get(entry.name, _load_idx)(Published(entry, schema, options, files))
+    return _LOADERS.get(entry.name, _load_idx)(Published(entry, schema, options, files, blank))
 
 
 def _load_files(path: StrPath | Sequence[StrPath], options: LoadOptions, stream: str) -> Dataset:
