@@ -110,11 +110,7 @@ def spread_is_small_for_one_step(view: View) -> Verdict:
     return judging.greater_by(spreads[1], 2 * spreads[0], (f"spread at {many}", f"twice the spread at {few}"))
 
 
-def ordered(view: View, panel: int, rising: bool = True) -> Verdict:
-    return judging.ordered_within_noise(
-        *view.finals(settings(view), ACCURACY, cases(view)[panel][1]), rising=rising
-    )
-
-
-def order_is_broken(view: View, panel: int, rising: bool = True) -> Verdict:
-    return judging.order_is_broken(*view.finals(settings(view), ACCURACY, cases(view)[panel][1]), rising=rising)
+def ordered(view: View, panel: int, rising: bool = True, broken: bool = False) -> Verdict:
+    """The last accuracies of a panel follow the order of its settings; or something breaks it."""
+    judge = judging.order_is_broken if broken else judging.ordered_within_noise
+    return judge(*view.finals(settings(view), ACCURACY, cases(view)[panel][1]), rising=rising)
