@@ -138,6 +138,16 @@ def test_disagreements_are_between_decided_claims_only():
     ]
 
 
+def test_a_figure_counts_the_seeds_that_an_undecided_criterion_was_given(tmp_path):
+    figure = figures.load("secure-fedavg/fig2")
+    printed = figure.views("full", Invented(), Answers())[:1]
+    judged = running._judged_figure(figure, printed, {}, {})
+    most = max(row["seeds"] for claim in judged.claims for row in claim.printed.numbers)
+    assert most > judged.seeds == 5
+    assert judged.runs > len(printed[0].needed())
+    assert f"<dd>5; up to {most} where a criterion was undecided</dd>" in report._figure(judged, tmp_path)
+
+
 # What the papers leave open
 
 

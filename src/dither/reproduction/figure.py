@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from dither.errors import DitherError, SpecError, did_you_mean
-from dither.reproduction.judging import FAILS, HOLDS, Verdict
+from dither.reproduction.judging import FAILS, HOLDS, Verdict, all_of
 from dither.spec import Spec
 
 if TYPE_CHECKING:
@@ -531,7 +531,7 @@ def paper(name: str) -> Paper:
         fields["robust"] = {**fields.get("robust", fields["quick"]), "max_seeds": most}
         fields["scales"] = {scale: Scale(**fields.pop(scale)) for scale in SCALES}
         criteria = [
-            Criterion(**{**criterion, "judge": _function(module, criterion["judge"])})
+            Criterion(**{**criterion, "judge": _judge(module, criterion["judge"])})
             for criterion in fields.pop("criteria")
         ]
         fields["open"] = [settings[key] for key in fields.get("open", ())]
@@ -575,6 +575,17 @@ def _function(module: str, declared: str | Mapping[str, Any]) -> Callable[..., A
     arguments = {"function": declared} if isinstance(declared, str) else dict(declared)
     name = arguments.pop("function")
     return lambda view: getattr(import_module(f"dither.reproduction.{module}"), name)(view, **arguments)
+
+
+def _judge(module: str, declared: str | Mapping[str, Any]) -> Callable[[View], Verdict]:
+    """A judge of a paper's module; where it gives several verdicts, all must hold."""
+    function = _function(module, declared)
+
+    def judge(view: View) -> Verdict:
+        verdict = function(view)
+        return verdict if isinstance(verdict, Verdict) else all_of(*verdict)
+
+    return judge
 
 
 def names() -> list[str]:

@@ -29,6 +29,7 @@ from dither.experiment.build import Experiment, planned_rounds
 from dither.methods import nbafl
 from dither.reproduction import figure, judging
 from dither.reproduction.figure import Axis, Line, Panel, Setting, Values, View, curves
+from dither.reproduction.judging import Verdict
 from dither.simulation.engine import Simulation
 from dither.types import Array, Params
 
@@ -56,7 +57,7 @@ def _over_rounds(title: str, lines: list[Setting]) -> Panel:
     return curves(title, lines, LOSS, log=True, x_label="aggregation t")
 
 
-def falls(view: View, metric: str = LOSS) -> judging.Verdict:
+def falls(view: View, metric: str = LOSS) -> Verdict:
     """The final loss falls from setting to setting."""
     return judging.ordered_within_noise(*view.finals(settings(view), metric), rising=False)
 
@@ -71,16 +72,12 @@ def over_total_rounds(title: str, lines: list[Line], view: View) -> Panel:
     return Panel(title, lines, LOSS, Axis("aggregations T", points))
 
 
-def needs_long_runs(judge: Callable[[View], judging.Verdict]) -> Callable[[View], judging.Verdict]:
+def needs_long_runs(judge: Callable[[View], Iterator[Verdict]]) -> Callable[[View], Verdict | Iterator[Verdict]]:
     """Not judged where the scale leaves out the long runs, in which noise would win."""
 
-    def judge_long(view: View) -> judging.Verdict:
-        last = view.grid("num_rounds")[-1]
-        if last < LONG:
-            return judging.Verdict(
-                judging.NOT_JUDGED, f"T ends at {last} here: too early for the noise to turn the curve"
-            )
-        return judge(view)
+    def judge_long(view: View) -> Verdict | Iterator[Verdict]:
+        last, why = view.grid("num_rounds")[-1], "here: too early for the noise to turn the curve"
+        return judge(view) if last >= LONG else Verdict(judging.NOT_JUDGED, f"T ends at {last} {why}")
 
     return judge_long
 
@@ -103,7 +100,7 @@ def clip_panels(view: View) -> list[Panel]:
     ]
 
 
-def best_clip_inside(view: View, grids: Sequence[str]) -> judging.Verdict:
+def best_clip_inside(view: View, grids: Sequence[str]) -> Verdict:
     return judging.interior_optimum(*view.finals(clips(view, grids), LOSS))
 
 
@@ -116,18 +113,17 @@ def theorem_panels(view: View) -> list[Panel]:
 
 
 @needs_long_runs
-def best_inside_and_growing(view: View) -> judging.Verdict:
-    verdicts, best = [], []
+def best_inside_and_growing(view: View) -> Iterator[Verdict]:
+    best = []
     for name, level in view.levels():
         losses, names = view.finals(round_counts(view), LOSS, level)
-        verdicts.append(judging.interior_optimum(losses, names, what=name))
+        yield judging.interior_optimum(losses, names, what=name)
         best.append(np.array(view.grid("num_rounds"), float)[np.argmin(np.stack(losses), axis=0)])  # of each seed
     if len(view.grid("num_rounds")) < 5:
-        growth = judging.Verdict(judging.NOT_JUDGED, "too few values of T to see the best one grow")
+        yield Verdict(judging.NOT_JUDGED, "too few values of T to see the best one grow")
     else:
         names = [name for name, _ in view.levels()]
-        growth = judging.ordered_within_noise(best, names, what="each seed's best T of the grid")
-    return judging.all_of(*verdicts, growth)
+        yield judging.ordered_within_noise(best, names, what="each seed's best T of the grid")
 
 
 # Fig. 8
@@ -255,20 +251,19 @@ def theorem_panel(view: View) -> Panel:
 
 
 @needs_long_runs
-def same_shape(view: View) -> judging.Verdict:
+def same_shape(view: View) -> Iterator[Verdict]:
     """Experiment and bound both fall, then rise: each has its least value inside the range of T."""
-    loss, verdicts = loss_constants(view), []
+    loss = loss_constants(view)
     for name, level in view.levels():
         losses, names = view.finals(round_counts(view), LOSS, level)
-        verdicts.append(judging.interior_optimum(losses, names, what=f"experiment, {name}"))
+        yield judging.interior_optimum(losses, names, what=f"experiment, {name}")
         e = level["privacy.epsilon"]
         best, reference = (int(np.argmin(bound(view, constants, e)[1])) + 1 for constants in (loss, REFERENCE))
         text = (
             f"Theorem 2 is least at T = {best} with the estimated constants (μ = {float(loss.proximal):.3g}), at "
             f"T = {reference} with the reference constants"
         )
-        verdicts.append(judging.fact(1 < best < 200, text))
-    return judging.all_of(*verdicts)
+        yield judging.fact(1 < best < 200, text)
 
 
 def theorem_tables(view: View) -> list[figure.Table]:
@@ -314,25 +309,19 @@ def schedule_panels(view: View) -> list[Panel]:
 
 
 @needs_long_runs
-def convex_in_rounds(view: View) -> judging.Verdict:
-    verdicts = []
+def convex_in_rounds(view: View) -> Iterator[Verdict]:
     for name, level in view.levels():
         for schedule, values in schedules(view):
             losses, _ = view.finals(round_counts(view), LOSS, {**level, **values})
-            verdicts.append(judging.convex(losses, view.grid("num_rounds"), what=f"{name}, {schedule}"))
-    return judging.all_of(*verdicts)
+            yield judging.convex(losses, view.grid("num_rounds"), what=f"{name}, {schedule}")
 
 
 @needs_long_runs
-def scheduling_helps_late(view: View) -> judging.Verdict:
+def scheduling_helps_late(view: View) -> Iterator[Verdict]:
     last = view.grid("num_rounds")[-1]
-    verdicts = []
     for name, level in view.levels():
         (everyone, scheduled), (first, second) = view.finals(schedules(view), LOSS, {**level, "num_rounds": last})
-        verdicts.append(
-            judging.greater_by(everyone, scheduled, (first, second), what=f"loss at T = {last}, {name}")
-        )
-    return judging.all_of(*verdicts)
+        yield judging.greater_by(everyone, scheduled, (first, second), what=f"loss at T = {last}, {name}")
 
 
 # Fig. 10
@@ -365,14 +354,10 @@ def cohort_panels(view: View) -> list[Panel]:
     return panels
 
 
-def fewer_clients_win(view: View, lemma4: str) -> judging.Verdict:
-    verdicts = []
+def fewer_clients_win(view: View, lemma4: str) -> Iterator[Verdict]:
     for name, level in cohort_levels(view, lemma4):
         if isinf(level["privacy.epsilon"]):
             continue
         losses, names = view.finals(cohorts(view, lemma4), LOSS, level)
         best = int(np.argmin([np.mean(loss) for loss in losses[:-1]]))
-        verdicts.append(
-            judging.greater_by(losses[-1], losses[best], (names[-1], names[best]), what=f"loss, {name}")
-        )
-    return judging.all_of(*verdicts)
+        yield judging.greater_by(losses[-1], losses[best], (names[-1], names[best]), what=f"loss, {name}")
