@@ -12,16 +12,15 @@ import subprocess
 import sys
 import threading
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, Self, TypeVar, cast, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, Self, TypeVar, cast
 
 import typer
-from typer import Argument, Option
+from typer import Option
 from typer.core import TyperGroup
 
 from dither.errors import DitherError, ProcessError, SpecError
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Options. These are for commands whose parameters are not in options.toml.
+# Options
 
 OWN_PROCESS = "own process"  # the context's object where a command has the process to itself
 
@@ -58,6 +57,11 @@ Settings = Annotated[
         "--set", metavar="KEY=VALUE", help="Change a key of the spec, e.g. privacy.epsilon=1. May be repeated."
     ),
 ]
+Delta = Annotated[float, Option(help="δ of that ε.")]
+Task = Annotated[str, Option(help="classification, regression, or auto (from the label's values).")]
+Classes = Annotated[str, Option(help="Public classes of the label, separated by commas.")]
+Drop = Annotated[list[str] | None, Option(metavar="COLUMN", help="Leave this column out.")]
+Keep = Annotated[list[str] | None, Option(metavar="COLUMN", help="Keep this column, whatever it looks like.")]
 
 
 class Output(NamedTuple):
@@ -79,11 +83,6 @@ def output() -> Output:
     return _OUTPUT.get(Output())
 
 
-def asks(yes: bool) -> bool:
-    """Whether a person is there to confirm what --yes has not confirmed."""
-    return not yes and not output().json and sys.stdin.isatty()
-
-
 QUIET = "Print errors only; the exit code tells the outcome."
 
 
@@ -101,7 +100,7 @@ class Commands(typer.Typer):
 
 
 def _with_output(function: F, quiet_help: str) -> F:
-    """The function with two options more, and with the texts of options.toml. Typer reads its signature."""
+    """The function with two options more. Typer reads them from its signature."""
 
     @wraps(function)
     def command(*arguments: Any, json: bool, quiet: bool, **options: Any) -> Any:
@@ -113,34 +112,18 @@ def _with_output(function: F, quiet_help: str) -> F:
         finally:
             _OUTPUT.reset(before)
 
-    given = inspect.signature(function, eval_str=True).parameters.values()
-    parameters = [_declared(function.__name__, each) for each in given]
-    for name, declared in (
-        ("json", Option("--json", help="Print JSON instead of text.")),
-        ("quiet", Option("--quiet", "-q", help=quiet_help)),
-    ):
-        kind = inspect.Parameter.KEYWORD_ONLY
-        parameters.append(inspect.Parameter(name, kind, default=False, annotation=Annotated[bool, declared]))
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    flags = {
+        "json": Annotated[bool, Option("--json", help="Print JSON instead of text.")],
+        "quiet": Annotated[bool, Option("--quiet", "-q", help=quiet_help)],
+    }
+    signature = inspect.signature(function, eval_str=True)
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+        for name, kind in flags.items()
+    ]
+    command.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *added])  # type: ignore[attr-defined]
+    command.__annotations__ = {**function.__annotations__, **flags}
     return cast(F, command)
-
-
-_OPTIONS = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))
-
-
-def _declared(command: str, parameter: inspect.Parameter) -> inspect.Parameter:
-    """A parameter with what options.toml says of it, as Typer reads it."""
-    name, kind = parameter.name, parameter.annotation
-    if kind is typer.Context or get_origin(kind) is Annotated:
-        return parameter
-    entry = _OPTIONS.get(command, {}).get(name) or _OPTIONS["shared"][name]
-    settings = {"help": entry} if isinstance(entry, str) else dict(entry)
-    if settings.pop("complete", "") == "presets":
-        settings["autocompletion"] = presets
-    names = settings.pop("names", [f"--{name.replace('_', '-')}"])
-    declared = Argument(**settings) if settings.pop("argument", False) else Option(*names, **settings)
-    return parameter.replace(annotation=Annotated[kind, declared])
 
 
 def presets(incomplete: str) -> list[str]:
@@ -565,6 +548,29 @@ def stop(advice: str) -> NoReturn:
 
 
 # Several processes
+
+_process_option = partial(Option, rich_help_panel="Several processes (docs/performance.md)")
+Processes = Annotated[
+    int | None,
+    _process_option(
+        envvar="DITHER_PROCESSES",
+        help="Share the simulation among this many processes. On its own, starts them all here.",
+    ),
+]
+Process = Annotated[
+    int | None,
+    _process_option(
+        envvar="DITHER_PROCESS", help="The number of this process, from 0. Process 0 writes and prints."
+    ),
+]
+Coordinator = Annotated[
+    str | None,
+    _process_option(
+        envvar="DITHER_COORDINATOR",
+        metavar="HOST:PORT",
+        help="Where process 0 listens; the same for all processes.",
+    ),
+]
 
 _CHILD_SECONDS = 5.0  # for another process to exit after this one is done
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from dither.cli import common
 from dither.errors import SpecError
@@ -38,8 +39,7 @@ def data_list() -> None:
 
 @app.command("get")
 def data_get(
-    name: str,
-    data_dir: Path | None = None,
+    name: Annotated[str, Argument(help="A data set of `dither data list`.")], data_dir: common.DataDir = None
 ) -> None:
     """Download a data set, verify it, and keep it in the cache."""
     from dither import data
@@ -54,20 +54,22 @@ def data_get(
         typer.echo(f"{name} comes with scikit-learn: nothing to download")
 
 
-# reason: one parameter an option
+# reason: one parameter an option, as Typer has it
 @app.command("describe")
 def data_describe(
-    name: str,
-    label: str = "",
-    schema: str = "",
-    partition: str = "iid",
-    num_clients: int = 10,
-    similarity: float = 0.0,
-    alpha: float = 0.5,
-    column: str = "",
-    seed: int = 0,
-    picture: Path | None = None,
-    data_dir: Path | None = None,
+    name: Annotated[str, Argument(help="A data set's name, your own file, or a folder of files.")],
+    label: Annotated[str, Option(help="Label column of your own file.")] = "",
+    schema: Annotated[str, Option(help="schema.toml of your own file.")] = "",
+    partition: Annotated[str, Option(help="iid, one-class, similarity, dirichlet, column or files.")] = "iid",
+    num_clients: Annotated[int, Option("--clients", help="Number of clients.")] = 10,
+    similarity: Annotated[float, Option(help="Percent of i.i.d. records (partition=similarity).")] = 0.0,
+    alpha: Annotated[float, Option(help="Concentration (partition=dirichlet).")] = 0.5,
+    column: Annotated[str, Option(help="Column that names the client (partition=column).")] = "",
+    seed: Annotated[int, Option(help="Seed of the partition.")] = 0,
+    picture: Annotated[
+        Path | None, Option(help="Where to save the picture (default: NAME-PARTITION.png).")
+    ] = None,
+    data_dir: common.DataDir = None,
 ) -> None:
     """Describe a data set and how it would be split among clients, as a table and a picture."""
     from dither import data
@@ -122,22 +124,31 @@ def data_describe(
         typer.echo(f"{common.LOCAL}: exact counts of {Path(name).name}, also in the picture; no ε covers them")
 
 
-# reason: one parameter an option
+# reason: one parameter an option, as Typer has it
 @app.command("schema")
 def data_schema(
-    tables: list[str],
-    label: str,
-    out: Path = Path("schema.toml"),
-    task: str = "auto",
-    drop: list[str] | None = None,
-    keep: list[str] | None = None,
-    public: bool = False,
-    private: bool = False,
-    epsilon: float | None = None,
-    delta: float = 1e-05,
-    classes: str = "",
-    ledger: Path | None = None,
-    new_ledger: bool = False,
+    tables: Annotated[
+        list[str],
+        Argument(
+            metavar="TABLES...", help="A table (CSV, Parquet), several, or a folder or 'pattern' of such files."
+        ),
+    ],
+    label: Annotated[str, Option(help="Label column.")],
+    out: Annotated[Path, Option(help="Schema to write.")] = Path("schema.toml"),
+    task: common.Task = "auto",
+    drop: common.Drop = None,
+    keep: common.Keep = None,
+    public: Annotated[
+        bool, Option("--public", help="Declare the records public, and everything read from them.")
+    ] = False,
+    private: Annotated[
+        bool, Option("--private", help="Estimate the schema privately with --epsilon; only the header is public.")
+    ] = False,
+    epsilon: Annotated[float | None, Option(help="ε of a private schema.")] = None,
+    delta: common.Delta = 1e-5,
+    classes: common.Classes = "",
+    ledger: common.LedgerFile = None,
+    new_ledger: common.NewLedger = False,
 ) -> None:
     """Write a schema for your own tables: a draft read from the records, for you to confirm, or, with --private, a
     schema that an ε covers."""

@@ -13,9 +13,10 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
+from typer import Argument, Option
 
 from dither.cli import common
 from dither.errors import DitherError, SpecError
@@ -33,20 +34,41 @@ if TYPE_CHECKING:
 _COLOURS = {"holds": "green", "fails": "red", "inconclusive": "yellow", "not judged": "dim"}
 
 
-# reason: one parameter an option
+# reason: each parameter is an argument or option of the command
 def reproduce(
-    what: list[str] | None = None,
-    scale: str = "quick",
-    out: Path = Path("reproduced"),
-    listed: bool = False,
-    cache: Path | None = None,
-    no_cache: bool = False,
-    only_compute: bool = False,
-    robust: str = "",
-    minutes: float = 0.0,
-    jobs: int = 1,
-    against: Path | None = None,
-    data_dir: Path | None = None,
+    what: Annotated[
+        list[str] | None,
+        Argument(metavar="all | PAPER | PAPER/figN", help="What to reproduce (default: all 27 figures)."),
+    ] = None,
+    scale: Annotated[
+        str, Option(help="smoke (a minute, stand-in data), quick (about 20 minutes on 2 cores) or full.")
+    ] = "quick",
+    out: Annotated[Path, Option(help="Folder for pictures, CSVs and report.html.")] = Path("reproduced"),
+    listed: Annotated[bool, Option("--list", help="List the figures and their criteria.")] = False,
+    cache: Annotated[
+        Path | None, Option(help="Folder of finished runs (default: $DITHER_CACHE or the platform's).")
+    ] = None,
+    no_cache: Annotated[bool, Option("--no-cache", help="Compute everything again and keep nothing.")] = False,
+    only_compute: Annotated[
+        bool, Option("--only-compute", help="Fill the cache and stop; draw the report later.")
+    ] = False,
+    robust: Annotated[
+        str,
+        Option(
+            "--robustness",
+            metavar="SCALE",
+            help="Also judge each finding with open settings changed, at this scale.",
+        ),
+    ] = "",
+    minutes: Annotated[
+        float, Option(help="Start no further batch of runs after this many minutes; 0: no limit.")
+    ] = 0.0,
+    jobs: Annotated[int, Option(min=1, help="Processes that share the figures.")] = 1,
+    against: Annotated[
+        Path | None,
+        Option(metavar="REPORT.json", help="Also list criteria that another report decides differently."),
+    ] = None,
+    data_dir: common.DataDir = None,
 ) -> None:
     """Draw the papers' figures from runs of this code, and judge each of their findings."""
     from dither.reproduction.figure import select
@@ -153,14 +175,20 @@ def _coloured(status: str) -> str:
 
 # reason: each parameter is an option of the command
 def web(
-    folder: Path = Path("runs"),
-    port: int = 8765,
-    host: str = "127.0.0.1",
-    open_browser: bool = True,
-    reports: Path = Path("reproduced"),
-    ledger: Path | None = None,
-    data_dir: Path | None = None,
-    own_data: bool = False,
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="Folder with run folders.")] = Path("runs"),
+    port: Annotated[int, Option(min=0, max=65535, help="Port; 0 for any free port.")] = 8765,
+    host: Annotated[
+        str, Option(help="Address to listen on. Visitors need a token unless it is a loopback address.")
+    ] = "127.0.0.1",
+    open_browser: Annotated[bool, Option("--open/--no-open", help="Open the page in a browser.")] = True,
+    reports: Annotated[Path, Option(help="Folder with reports of dither reproduce.")] = Path("reproduced"),
+    ledger: Annotated[
+        Path | None, Option("--ledger", help="Ledger to read budgets from (default: yours).")
+    ] = None,
+    data_dir: common.DataDir = None,
+    own_data: Annotated[
+        bool, Option("--own-data", help="Open the tables that runs name, to compute cohorts and ε by round.")
+    ] = False,
 ) -> None:
     """Show runs, plans and privacy in a browser. Nothing is sent to any other host."""
     if not folder.is_dir():
@@ -261,9 +289,7 @@ class Finding(NamedTuple):
     fix: str = ""
 
 
-def doctor(
-    ledger: Path | None = None,
-) -> None:
+def doctor(ledger: common.LedgerFile = None) -> None:
     """Check this installation: versions, devices, data, caches, the ledger (exit code 1: something is wrong)."""
     looks: tuple[Callable[[], list[Finding]], ...] = (_software, _devices, _data, _disk, lambda: _ledger(ledger))
     findings = [finding for look in looks for finding in look()]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option
 
 from dither.cli import common
 from dither.errors import SpecError
@@ -12,30 +14,38 @@ if TYPE_CHECKING:
     from dither.experiment.plan import Plan
 
 
-# reason: one parameter an option
+# reason: one parameter per option of the command
 def plan(
-    method: str,
-    epsilon: float,
-    delta: float = 1e-05,
-    clients: int | None = None,
-    records: int | None = None,
-    model: str | None = None,
-    dim: int | None = None,
-    proxy: str = "",
-    public_fraction: float = 0.0,
-    mode: str = "auto",
-    view: str = "upload",
-    adjacency: str = "auto",
-    grid: list[str] | None = None,
-    constant: list[str] | None = None,
-    metric: str = "accuracy",
-    seeds: int = 5,
-    quick: bool = False,
-    anyway: bool = False,
-    settings: list[str] | None = None,
-    out: Path | None = None,
-    picture: Path | None = None,
-    data_dir: Path | None = None,
+    method: Annotated[str, Argument(metavar="METHOD", help="A method or preset, or a SPEC.toml to start from.")],
+    epsilon: Annotated[float, Option(help="Largest proven ε of the whole run.")],
+    delta: common.Delta = 1e-5,
+    clients: Annotated[int | None, Option(help="Number of clients (default: the preset's).")] = None,
+    records: Annotated[int | None, Option(help="Number of private training records.")] = None,
+    model: Annotated[str | None, Option(help="Model (default: the preset's).")] = None,
+    dim: Annotated[int | None, Option(help="Number of model parameters, if there is no proxy.")] = None,
+    proxy: Annotated[str, Option(help="Public data to plan on: the name of a data set, or a file.")] = "",
+    public_fraction: Annotated[
+        float, Option(help="Share of the proxy that is public; the plan is for the rest.")
+    ] = 0.0,
+    mode: Annotated[str, Option(help="theory, empirical, or auto: theory unless its bound is vacuous.")] = "auto",
+    view: Annotated[str, Option(help="What the adversary sees: upload, sum, broadcast, final.")] = "upload",
+    adjacency: Annotated[
+        str, Option(help="zero-out, replace-one, add/remove, or auto (as in the spec).")
+    ] = "auto",
+    grid: Annotated[
+        list[str] | None, Option(metavar="KEY=A,B,C", help="Values to try, e.g. num_rounds=10,20,50.")
+    ] = None,
+    constant: Annotated[
+        list[str] | None, Option(metavar="NAME=VALUE", help="A known constant of the loss, e.g. smoothness=1.5.")
+    ] = None,
+    metric: Annotated[str, Option(help="What to optimise when measuring: accuracy or loss.")] = "accuracy",
+    seeds: Annotated[int, Option(min=1, help="Number of seeds for the last candidates.")] = 5,
+    quick: Annotated[bool, Option("--quick", help="Use a small grid, for a first impression.")] = False,
+    anyway: Annotated[bool, Option("--anyway", help="Plan even if the noise exceeds every signal.")] = False,
+    settings: common.Settings = None,
+    out: Annotated[Path | None, Option(help="Write the plan to this file, as a spec for dither run.")] = None,
+    picture: Annotated[Path | None, Option(help="Draw the plan (.png, .pdf or .svg).")] = None,
+    data_dir: common.DataDir = None,
 ) -> None:
     """Choose rounds, cohort, local steps, batch, clip and learning rate for a proven budget."""
     from dither.experiment.folder import cache_folder, write_text

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from dither.cli import common
 from dither.errors import ConfigError, SpecError
@@ -22,16 +23,25 @@ budget = common.Commands(
     help="Show and set privacy budgets: what was spent on which data, and how much may be spent.",
     no_args_is_help=True,
 )
+Data = Annotated[str, Argument(metavar="DATA", help="Your own file, or the name of a data set.")]
+Known = Annotated[str, Argument(metavar="KNOWN", help="A data set of the ledger: its id, name or file.")]
 VIOLATION = 5  # exit code
 
 
 def account(
-    run_folder: Path,
-    settings: list[str] | None = None,
-    data_dir: Path | None = None,
-    ledger: Path | None = None,
-    every_recipe: bool = False,
-    ex_ante: bool = False,
+    run_folder: Annotated[
+        Path, Argument(metavar="RUN", help="A run folder, a preset or a spec file.", autocompletion=common.presets)
+    ],
+    settings: common.Settings = None,
+    data_dir: common.DataDir = None,
+    ledger: common.LedgerFile = None,
+    every_recipe: Annotated[
+        bool,
+        Option("--every-recipe", help="Also list every bound that was tried, with the reason for each refusal."),
+    ] = False,
+    ex_ante: Annotated[
+        bool, Option("--ex-ante", help="Also list the bounds that hold before the cohorts are drawn at random.")
+    ] = False,
 ) -> None:
     """Print the claimed and the proven ε of a run or a spec, for every adversary, and why they differ."""
     from dither.experiment.account import account as accounted
@@ -140,19 +150,35 @@ def _distinct(rows: Sequence[ProvenRow]) -> list[ProvenRow]:
     return list(first.values())
 
 
-# reason: one parameter an option
+# reason: one parameter an option, as Typer has it
 def audit(
-    what: str | None = None,
-    view: list[str] | None = None,
-    trials: int = 10000,
-    confidence: float = 0.95,
-    canaries: int = 0,
-    rounds: int | None = None,
-    settings: list[str] | None = None,
-    seed: int = 0,
-    fuzz: int | None = None,
-    out: Path | None = None,
-    data_dir: Path | None = None,
+    what: Annotated[
+        str | None,
+        Argument(
+            metavar="METHOD | SPEC.toml | RUN",
+            help="A preset, a spec or a run folder to attack.",
+            autocompletion=common.presets,
+            show_default=False,
+        ),
+    ] = None,
+    view: Annotated[
+        list[str] | None,
+        Option("--view", help="What the adversary sees: upload, sum, broadcast, final (default: all)."),
+    ] = None,
+    trials: Annotated[int, Option(help="Trials with the record, and as many without.")] = 10_000,
+    confidence: Annotated[float, Option(help="Probability with which each attacked ε holds.")] = 0.95,
+    canaries: Annotated[int, Option(min=0, help="Also audit one run with this many canaries.")] = 0,
+    rounds: Annotated[
+        int | None,
+        Option(min=1, help="Attack only the target's first rounds (default: as many as fit into a minute)."),
+    ] = None,
+    settings: common.Settings = None,
+    seed: Annotated[int, Option(help="Seed of the trials, or of the first random spec.")] = 0,
+    fuzz: Annotated[int | None, Option(metavar="N", help="Attack N random specs instead of a given one.")] = None,
+    out: Annotated[
+        Path | None, Option(help="Folder for audit.json and pictures (default: the run's own).")
+    ] = None,
+    data_dir: common.DataDir = None,
 ) -> None:
     """Attack a method, a spec or a run: a lower bound on ε for each adversary, measured on the running code.
 
@@ -285,13 +311,19 @@ def _adversary(row: AuditRow) -> str:
 
 @budget.command("show")
 def budget_show(
-    data: str | None = None,
-    ledger: Path | None = None,
-    delta: float = 1e-5,
-    federation: Path | None = None,
-) -> None:
+    data: Annotated[
+        str | None, Argument(metavar="DATA", help="Your own file, or a data set's name.")
+    ] = None,
+    ledger_file: common.LedgerFile = None,
+    delta: Annotated[float, Option(help="δ for data sets without a budget.")] = 1e-5,
+    federation: Annotated[
+        Path | None,
+        Option("--federation", metavar="DIR", help="A party's folder: take δ, view and neighbours from its "
+        "approved agreement if no budget is set."),
+    ] = None,
+) -> None:  # fmt: skip
     """Show what has been spent, by data set and client."""
-    book = _ledger(ledger)
+    ledger = _ledger(ledger_file)
     terms: dict[str, Any] = {"delta": delta}
     if federation is not None:
         from dither.federation.joining import approved_agreement
@@ -304,15 +336,15 @@ def budget_show(
         terms = {key: getattr(agreement.spec.privacy, key) for key in ("delta", "view", "adjacency")}
     rows: list[dict[str, Any]] = []
     gaps: dict[str, None] = {}
-    named = {_data_id(book, file): file for file in _files(data)} if data else {}
-    by_file = sorted(book.datasets(), key=lambda dataset: book.called(dataset).partition("(")[::-1])
+    named = {_data_id(ledger, file): file for file in _files(data)} if data else {}
+    by_file = sorted(ledger.datasets(), key=lambda dataset: ledger.called(dataset).partition("(")[::-1])
     for dataset in named or by_file:
-        for spent in book.spent(dataset, **terms):
+        for spent in ledger.spent(dataset, **terms):
             budget, not_covered = spent.budget, [gap for gap in (*spent.numbers, spent.not_covered) if gap]
             gaps |= dict.fromkeys(not_covered)
             rows.append(
                 {
-                    "data": named.get(dataset) or book.called(dataset),
+                    "data": named.get(dataset) or ledger.called(dataset),
                     "client": spent.client,
                     "spent": common.epsilon_text(spent.epsilon),
                     "budget": common.epsilon_text(budget.epsilon) if budget else "none",
@@ -323,85 +355,101 @@ def budget_show(
                     **({"not covered": "; ".join(not_covered)} if common.output().json else {}),
                 }
             )
-    footer = "\n".join(f"not covered: {gap}" for gap in gaps)
-    _print_charges(book, rows, f"Proven ε spent, by {book.path}", footer)
+    if not rows and common.output().text:
+        typer.echo(f"nothing has been charged to {ledger.path}")
+        return
+    common.print_table(
+        rows, title=f"Proven ε spent, by {ledger.path}", footer="\n".join(f"not covered: {gap}" for gap in gaps)
+    )
 
 
-def _print_charges(book: Any, rows: list[dict[str, Any]], title: str, footer: str = "") -> None:
-    if rows or not common.output().text:
-        common.print_table(rows, title=title, footer=footer)
-    else:
-        typer.echo(f"nothing has been charged to {book.path}")
-
-
-# reason: one parameter an option
+# reason: one parameter an option, as Typer has it
 @budget.command("set")
 def budget_set(
-    data: str,
-    epsilon: float,
-    delta: float = 1e-5,
-    view: str = "upload",
-    adjacency: str = "zero-out",
-    client: str | None = None,
-    id: str = "",
-    ledger: Path | None = None,
-    yes: bool = False,
+    data: Data,
+    epsilon: Annotated[float, Option(help="Largest proven ε of everything ever released.")],
+    delta: common.Delta = 1e-5,
+    view: Annotated[str, Option(help="What the adversary sees: upload, sum, broadcast or final.")] = "upload",
+    adjacency: Annotated[str, Option(help="zero-out, replace-one or add/remove.")] = "zero-out",
+    client: Annotated[str | None, Option(help="One client of a column partition (default: all).")] = None,
+    id: Annotated[str, Option(help="Your name for these records: files with one name are charged together.")] = "",
+    ledger_file: common.LedgerFile = None,
+    yes: Annotated[bool, Option("--yes", help="Raise a budget without confirmation.")] = False,
 ) -> None:
     """Set a budget. A run stops at the last round it can afford. Raising a budget asks for confirmation."""
     from dither.accounting.ledger.runs import Budget
 
-    book = _ledger(ledger)
+    ledger = _ledger(ledger_file)
     limit = Budget(epsilon, delta, view, adjacency).check()
     files = _files(data)
     for file in files:
-        dataset = _data_id(book, file)
+        dataset = _data_id(ledger, file)
         if id:
-            name = f"{id}/{Path(file).stem}" if len(files) > 1 else id
-            book.identify(dataset, file=Path(file).name, name=name)
-        was, raising = book.budget(dataset, client), yes
-        if was is not None and not limit.within(was) and common.asks(yes):
+            ledger.identify(
+                dataset, file=Path(file).name, name=f"{id}/{Path(file).stem}" if len(files) > 1 else id
+            )
+        was, raising = ledger.budget(dataset, client), yes
+        if (
+            was is not None
+            and not limit.within(was)
+            and not yes
+            and not common.output().json
+            and sys.stdin.isatty()
+        ):
             raising = typer.confirm(f"Raise the budget of {file} from {was} to {limit}?", err=True)
-        book.set_budget(dataset, limit, client, raising=raising)
+        ledger.set_budget(dataset, limit, client, raising=raising)
     if common.emit([{"data": file, "client": client, **limit._asdict()} for file in files]):
         for file in files:
             typer.echo(f"budget of {file}{f', client {client}' if client else ''}: {limit}")
 
 
 @budget.command("same")
-def budget_same(data: str, known: str, ledger: Path | None = None) -> None:
+def budget_same(data: Data, known: Known, ledger_file: common.LedgerFile = None) -> None:
     """Declare that a file holds records of a known data set: the two are charged together from now on."""
-    book = _ledger(ledger)
-    book.identify(_data_id(book, data), file=Path(data).name, name=_known(book, known))
-    _recorded(f"{data} is charged together with {book.called(_known(book, known))}")
+    ledger = _ledger(ledger_file)
+    ledger.identify(_data_id(ledger, data), file=Path(data).name, name=_known(ledger, known))
+    recorded = f"{data} is charged together with {ledger.called(_known(ledger, known))}"
+    if common.emit({"recorded": recorded}):
+        typer.echo(recorded)
 
 
 @budget.command("other")
-def budget_other(data: str, known: str, ledger: Path | None = None, yes: bool = False) -> None:
+def budget_other(
+    data: Data,
+    known: Known,
+    ledger_file: common.LedgerFile = None,
+    yes: Annotated[bool, Option("--yes", help="Declare it without confirmation.")] = False,
+) -> None:
     """Declare that a file holds different people's records than a data set with which it shares rows."""
-    book = _ledger(ledger)
-    dataset, than = _data_id(book, data), _known(book, known)
-    if common.asks(yes):
-        overlap = f"no person from {book.called(than)}? Records in both will be charged twice."
-        yes = typer.confirm(f"Does {data} contain {overlap}", err=True)
+    ledger = _ledger(ledger_file)
+    dataset, than = _data_id(ledger, data), _known(ledger, known)
+    if not yes and not common.output().json and sys.stdin.isatty():
+        yes = typer.confirm(
+            f"Does {data} contain no person from {ledger.called(than)}? Records in both will be charged twice.",
+            err=True,
+        )
     if not yes:
         raise SpecError(
             f"{data!r} shares rows with a known data set; confirm with --yes that it holds other people's records"
         )
-    book.declare_other(dataset, than)
-    _recorded(f"{data} holds other records than {book.called(than)}")
-
-
-def _recorded(what: str) -> None:
-    if common.emit({"recorded": what}):
-        typer.echo(what)
+    ledger.declare_other(dataset, than)
+    recorded = f"{data} holds other records than {ledger.called(than)}"
+    if common.emit({"recorded": recorded}):
+        typer.echo(recorded)
 
 
 @budget.command("history")
-def budget_history(data: str | None = None, ledger: Path | None = None) -> None:
+def budget_history(
+    data: Annotated[str | None, Argument(metavar="DATA", help="Your own file, or a data set's name.")] = None,
+    ledger_file: common.LedgerFile = None,
+) -> None:
     """List every charge and every change of a budget, oldest first, and check that nothing was edited."""
-    book = _ledger(ledger)
-    rows = [_history_row(entry) for entry in book.history(_data_id(book, data) if data else None)]
-    _print_charges(book, rows, f"History of {book.path}")
+    ledger = _ledger(ledger_file)
+    rows = [_history_row(entry) for entry in ledger.history(_data_id(ledger, data) if data else None)]
+    if not rows and common.output().text:
+        typer.echo(f"nothing has been charged to {ledger.path}")
+        return
+    common.print_table(rows, title=f"History of {ledger.path}")
 
 
 def _history_row(entry: Any) -> dict[str, Any]:
@@ -474,10 +522,12 @@ def _data_id(ledger: Any, data: str) -> str:
 
 
 def statement(
-    run: Path,
-    out: Path | None = None,
-    party: str = "",
-    ledger: Path | None = None,
+    run: Annotated[Path, Argument(metavar="RUN", help="The folder of a finished run.")],
+    out: Annotated[
+        Path | None, Option(help="A new file that ends in .md, .html, .pdf or .json (default: print it).")
+    ] = None,
+    party: Annotated[str, Option(help="One institution of a federation.")] = "",
+    ledger: common.LedgerFile = None,
 ) -> None:
     """Write what a run guarantees, for a data protection officer: in plain words first, then the details."""
     from dither.experiment.statement import statement as stated
@@ -490,8 +540,11 @@ def statement(
 
 
 def check(
-    file: Path,
-    settings: list[str] | None = None,
+    file: Annotated[
+        Path,
+        Argument(metavar="FILE", help="A description (.toml), an Opacus accountant (.json), or an event's text."),
+    ],
+    settings: common.Settings = None,
 ) -> None:
     """Compare claimed and proven ε of training that Dither did not run (exit code 1: the claim has no proof)."""
     from dither.experiment.check import check as checked
@@ -506,12 +559,14 @@ def check(
 
 
 def stats(
-    files: list[Path],
-    epsilon: float,
-    delta: float = 1e-05,
-    columns: str = "",
-    ledger: Path | None = None,
-    new_ledger: bool = False,
+    files: Annotated[
+        list[Path], Argument(metavar="FILE...", help="One table for each institution (CSV or Parquet).")
+    ],
+    epsilon: Annotated[float, Option(help="ε of all these statistics together.")],
+    delta: common.Delta = 1e-5,
+    columns: Annotated[str, Option(help="Names of columns, separated by commas (default: all).")] = "",
+    ledger: common.LedgerFile = None,
+    new_ledger: common.NewLedger = False,
 ) -> None:
     """Print private statistics of tables: counts, means, quantiles and categories, with one ε for all of them."""
     from dither.experiment import statistics

@@ -7,9 +7,10 @@ import io
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from dither.cli import common
 from dither.cli.privacy import print_split
@@ -24,22 +25,32 @@ if TYPE_CHECKING:
 DIVERGED_EXIT_CODE = 7  # the model is worthless, as public records or the model itself show; its files are kept
 
 
-# reason: one parameter an option
+# reason: one parameter an option, as Typer has it
 def run(
     context: typer.Context,
-    what: list[str] | None = None,
-    settings: list[str] | None = None,
-    label: str = "",
-    seed: int | None = None,
-    out: Path | None = None,
-    resume: Path | None = None,
-    data_dir: Path | None = None,
-    ledger: Path | None = None,
-    new_ledger: bool = False,
-    checkpoint_seconds: float = 5.0,
-    processes: int | None = None,
-    process: int | None = None,
-    coordinator: str | None = None,
+    what: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="[PRESET | SPEC.toml | TABLES...]",
+            help="What to run (default: adult). TABLES: your own table, several (one for each institution), or a "
+            "folder of them.",
+            autocompletion=common.presets,
+        ),
+    ] = None,
+    settings: common.Settings = None,
+    label: Annotated[str, Option(metavar="COLUMN", help="Label column of TABLES.")] = "",
+    seed: Annotated[int | None, Option(help="Seed for the partition, model, cohorts, batches and noise.")] = None,
+    out: Annotated[Path | None, Option(help="Run folder to create (default: runs/METHOD-DATA-TIME).")] = None,
+    resume: Annotated[Path | None, Option(metavar="DIR", help="Continue an interrupted run folder.")] = None,
+    data_dir: common.DataDir = None,
+    ledger: common.LedgerFile = None,
+    new_ledger: common.NewLedger = False,
+    checkpoint_seconds: Annotated[
+        float, Option(min=0, help="Minimum seconds between checkpoints; 0 writes one at every evaluation.")
+    ] = 5.0,
+    processes: common.Processes = None,
+    process: common.Process = None,
+    coordinator: common.Coordinator = None,
 ) -> None:
     """Train a preset or your own spec, and write a run folder with the model, metrics and a plot."""
     if resume is not None and out is not None:
@@ -100,7 +111,7 @@ def _how_to_resume(folder: Path | None) -> str:
 
 
 def presets(
-    name: str | None = None,
+    name: Annotated[str | None, Argument(help="Print this preset as TOML.", autocompletion=common.presets)] = None,
 ) -> None:
     """List the presets, or print one as TOML to start your own spec from."""
     from dither import spec
@@ -114,9 +125,7 @@ def presets(
     common.print_table(rows, title="Presets", footer=footer)
 
 
-def keys(
-    method: str | None = None,
-) -> None:
+def keys(method: Annotated[str | None, Argument(help="Also list the options of this method.")] = None) -> None:
     """List every key of a spec, with its default and its meaning."""
     from dither import spec
 
@@ -129,12 +138,17 @@ def keys(
 
 
 def evaluate(
-    run_folder: Path,
-    data: list[Path],
-    epsilon: float | None = None,
-    delta: float = 1e-05,
-    ledger: Path | None = None,
-    new_ledger: bool = False,
+    run_folder: Annotated[Path, Argument(metavar="RUN", help="A finished run folder.")],
+    data: Annotated[
+        list[Path],
+        Option("--data", help="Records with labels: CSV, Parquet, npz or a folder; with --epsilon also several."),
+    ],
+    epsilon: Annotated[
+        float | None, Option(help="Score privately with this ε, one file for each institution.")
+    ] = None,
+    delta: common.Delta = 1e-5,
+    ledger: common.LedgerFile = None,
+    new_ledger: common.NewLedger = False,
 ) -> None:
     """Score a trained run on a file, next to a constant prediction.
 
@@ -181,10 +195,15 @@ def evaluate(
 
 
 def predict(
-    run_folder: Path,
-    data: Path,
-    out: str,
-    ids: list[str] | None = None,
+    run_folder: Annotated[Path, Argument(metavar="RUN", help="A finished run folder.")],
+    data: Annotated[Path, Option("--data", help="Records: CSV, Parquet, npz or a folder.")],
+    out: Annotated[
+        str, Option("--out", metavar="PATH", help="CSV to write, with classes and probabilities; - prints it.")
+    ],
+    ids: Annotated[
+        list[str] | None,
+        Option("--id", metavar="COLUMN", help="Copy this column (for example a record number) into the CSV."),
+    ] = None,
 ) -> None:
     """Predict the class (or the number) of each record of a file with a trained run."""
     from dither.data.schema import text_column
@@ -224,28 +243,36 @@ def predict(
 # From raw tables to an evaluated model
 
 
-# reason: one parameter an option
+# reason: one parameter an option, as Typer has it
 def start(
-    tables: list[str],
-    label: str = "",
-    epsilon: float = 1.0,
-    delta: float = 0.0,
-    split: str = "5,85,10",
-    task: str = "auto",
-    classes: str = "",
-    drop: list[str] | None = None,
-    keep: list[str] | None = None,
-    settings: list[str] | None = None,
-    out: Path | None = None,
-    ledger: Path | None = None,
-    new_ledger: bool = False,
-    yes: bool = False,
+    tables: Annotated[
+        list[str],
+        Argument(
+            metavar="TABLES...",
+            help="Your own table (CSV, Parquet), several (one for each institution), or a folder of them.",
+        ),
+    ],
+    label: Annotated[str, Option(metavar="COLUMN", help="Label column (default: proposed from the header).")] = "",
+    epsilon: Annotated[float, Option(help="The ε that covers everything.")] = 1.0,
+    delta: Annotated[float, Option(help="δ of that ε (default: by the record count).", show_default=False)] = 0.0,
+    split: Annotated[
+        str, Option(help="Percentages of the budget (μ²) for schema, training and evaluation.")
+    ] = "5,85,10",
+    task: common.Task = "auto",
+    classes: common.Classes = "",
+    drop: common.Drop = None,
+    keep: common.Keep = None,
+    settings: common.Settings = None,
+    out: Annotated[Path | None, Option(help="Folder to create (default: runs/start-TIME).")] = None,
+    ledger: common.LedgerFile = None,
+    new_ledger: common.NewLedger = False,
+    yes: Annotated[bool, Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Go from raw tables to an evaluated private model, with one ε for schema, training and evaluation."""
     from dither.experiment import start as project
     from dither.experiment.private_schema import Wanted
 
-    asks = common.asks(yes)
+    asks = not yes and not common.output().json and sys.stdin.isatty()
     path = tables if len(tables) > 1 else tables[0]
     if not label:
         proposed, header = project.propose_label(path)
@@ -304,19 +331,30 @@ def _print_project(done: Project) -> None:
 # Many runs
 
 
-# reason: one parameter an option
+# reason: one parameter per option of the command
 def sweep(
-    what: str,
-    vary: list[str] | None = None,
-    settings: list[str] | None = None,
-    out: Path | None = None,
-    max_memory: str | None = None,
-    data_dir: Path | None = None,
-    ledger: Path | None = None,
-    new_ledger: bool = False,
-    processes: int | None = None,
-    process: int | None = None,
-    coordinator: str | None = None,
+    what: Annotated[str, Argument(metavar="PRESET | SPEC.toml", help="What every run starts from.")],
+    vary: Annotated[
+        list[str] | None,
+        Option(
+            "--vary",
+            metavar="KEY=VALUES",
+            help="Values of a key: privacy.epsilon=0.1,1 or seed=0:5 (0 to 4). May be repeated.",
+        ),
+    ] = None,
+    settings: common.Settings = None,
+    out: Annotated[
+        Path | None, Option(help="Folder to create or to continue (default: sweeps/METHOD-DATA-TIME).")
+    ] = None,
+    max_memory: Annotated[
+        str | None, Option(metavar="BYTES", help="Memory limit for runs that train in parallel, e.g. 4GB.")
+    ] = None,
+    data_dir: common.DataDir = None,
+    ledger: common.LedgerFile = None,
+    new_ledger: common.NewLedger = False,
+    processes: common.Processes = None,
+    process: common.Process = None,
+    coordinator: common.Coordinator = None,
 ) -> None:
     """Train every combination of the varied values and write tables and a picture."""
     if process:
