@@ -190,13 +190,9 @@ class Epsilon:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], spec: Spec, attacked: Sequence[AttackedRow] = ()) -> Epsilon:
-        claim = value["claimed"]
-        conditions = tuple((str(each["condition"]), bool(each["holds"])) for each in claim["conditions"])
-        epsilon, delta = decode(float, claim["value"]), decode(float, claim["delta"])
-        source, adjacency = str(claim["source"]), str(claim["adjacency"])
-        claimed = Claim(epsilon, str(claim["unit"]), delta, source, conditions, adjacency)
+        table = decode(tuple[ProvenRow, ...], value["proven"])
         clients = decode(tuple[ClientEpsilon, ...], value.get("clients", ()))
-        return cls.of(spec, claimed, [decode(ProvenRow, row) for row in value["proven"]], attacked, clients)
+        return cls.of(spec, decode(Claim, value["claimed"]), table, attacked, clients)
 
     @classmethod
     def of(
@@ -409,7 +405,7 @@ class Report(Overview):
             "evaluations": tuple(evaluations),
             "epsilon": Epsilon.from_json(summary["epsilon"], spec, attacked),
         }
-        return decode(cls, {**summary, **beside}, given=beside)
+        return decode(cls, summary, given=beside)
 
     def save(self, local: Mapping[str, Any] | None = None) -> None:
         """Write summary.json (and local/summary.json): the run is then finished."""
@@ -868,8 +864,9 @@ def _is_default(entry: Field[Any], value: Any) -> bool:
 
 
 def decode(kind: type[T], value: Any, given: Mapping[str, Any] | None = None) -> T:
-    """The value of a type that `encode` made plain; KeyError, TypeError or ValueError if it is none. Entries
-    that the type does not have are left out, and those `given` are used directly."""
+    """The value of a type from plain values; TypeError or ValueError if it is none. A named tuple may be written
+    as a list, and a pair as an object. Entries that the type does not have are left out, and those `given` are
+    used directly."""
     origin, inner = get_origin(kind), get_args(kind)
     result: Any
     if kind is Any:
@@ -877,18 +874,18 @@ def decode(kind: type[T], value: Any, given: Mapping[str, Any] | None = None) ->
     elif origin in (Union, types.UnionType):
         plain = next(each for each in inner if each is not type(None))
         result = None if value is None else decode(plain, value)
-    elif origin is tuple:
-        result = tuple(decode(inner[0], each) for each in _of(list | tuple, value))
-    elif origin is dict:
+    elif origin is tuple and inner[-1] is not Ellipsis:
+        items = value.values() if isinstance(value, Mapping) else _of(list | tuple, value)
+        result = tuple(decode(each, item) for each, item in zip(inner, items, strict=True))
+    elif origin in (list, tuple):
+        result = origin(decode(inner[0], each) for each in _of(list | tuple, value))
+    elif origin in (dict, Mapping):
         result = {str(name): decode(inner[1], each) for name, each in _of(Mapping, value).items()}
-    elif is_dataclass(kind):
-        hints, entries, known = _hints(kind), _of(Mapping, value), given or {}
-        result = kind(
-            **{
-                name: known[name] if name in known else decode(hints[name], entries[name])
-                for name in (entry.name for entry in fields(kind) if entry.name in entries or _required(entry))
-            }
-        )
+    elif is_dataclass(kind) or hasattr(kind, "_fields"):
+        hints, known = _hints(cast(Any, kind)), dict(given or {})
+        plain = dict(zip(hints, value, strict=True)) if isinstance(value, list | tuple) else _of(Mapping, value)
+        wanted = [name for name in hints if name in plain and name not in known]
+        result = kind(**known, **{name: decode(hints[name], plain[name]) for name in wanted})
     elif kind is float:
         number = float(value) if isinstance(value, str) else value
         result = _of(int | float, number)
@@ -900,10 +897,6 @@ def decode(kind: type[T], value: Any, given: Mapping[str, Any] | None = None) ->
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
-
-
-def _required(entry: Field[Any]) -> bool:
-    return entry.default is MISSING and entry.default_factory is MISSING
 
 
 def _of(kind: Any, value: Any) -> Any:

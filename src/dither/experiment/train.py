@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 import platform
 import sys
 import time
@@ -188,7 +189,7 @@ def _place(spec: Spec, out: str | Path | None, resume: str | Path | None) -> tup
     """The folder, and what process 0 tells the others of it and of the spec."""
     shared = {"spec": spec.to_toml(), "begun": {}, "complete": False}
     if resume is None:
-        path = Path(out) if out is not None else default_folder(spec)
+        path = Path(out) if out is not None else free_path("runs", spec)
         RunFolder(path).refuse_taken()  # before any data is loaded
         return path, shared
     folder = RunFolder.open(resume)
@@ -754,14 +755,12 @@ def provenance(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def default_folder(spec: Spec) -> Path:
-    """runs/METHOD-DATA-TIME, made distinct when two start in the same second."""
+def free_path(parent: str, spec: Spec) -> Path:
+    """PARENT/METHOD-DATA-TIME, with a number appended if two start in the same second."""
     stem = Path(spec.data.title).stem.replace(" ", "-").strip("*")
-    base = Path("runs") / f"{Path(spec.method).stem}-{stem}-{datetime.now():%Y%m%d-%H%M%S}"
-    path, number = base, 2
-    while path.exists():
-        path, number = base.with_name(f"{base.name}-{number}"), number + 1
-    return path
+    base = Path(parent) / f"{Path(spec.method).stem}-{stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    numbered = (base.with_name(f"{base.name}-{number}") for number in itertools.count(2))
+    return next(path for path in itertools.chain([base], numbered) if not path.exists())
 
 
 def named_leaves(params: Params) -> dict[str, np.ndarray]:

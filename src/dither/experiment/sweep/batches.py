@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from dither import data
+from dither.accounting import ProvenRow
 from dither.errors import SpecError
 from dither.experiment import build
 from dither.experiment.build import Arrays, Experiment, assemble, deal, load_data, planned_rounds, pooled
@@ -47,13 +48,16 @@ Simulations = dict[tuple[Any, ...], engine.Simulation]  # by program and devices
 
 @dataclass(frozen=True)
 class Outcome:
-    """The measurements of one run of a sweep. Such a run has no folder."""
+    """One run of a sweep: its measurements and what is proven of it. Such a run has no folder."""
 
     spec: Spec
-    metrics: list[dict[str, Any]]
+    metrics: list[dict[str, float]]
     claim: Claim
     participation: np.ndarray
-    seen: Mapping[str, int] = field(default_factory=dict)  # counts: refused, lost, void_rounds, clamped
+    seen: dict[str, int] = field(default_factory=dict)  # counts: refused, lost, void_rounds, clamped
+    proven: ProvenRow | None = None  # None: not asked for
+    seconds: float = 0.0  # its share of its batch
+    made: dict[str, str] = field(default_factory=dict)  # versions and device
 
 
 class RunBatch(NamedTuple):
@@ -98,16 +102,6 @@ def train_specs(
     return [outcomes[number] for number in range(len(specs))]
 
 
-def refuse_private_data(specs: Sequence[Spec]) -> None:
-    """Runs that train side by side are not charged to a ledger, so they must not see private records."""
-    path = next((spec.data.title for spec in specs if spec.private), "")
-    if path:
-        raise SpecError(
-            f"{path!r} holds private records, and runs that train side by side are not charged to a ledger; use "
-            "`dither sweep`, which charges each run, or declare the records public (data.public = true)"
-        )
-
-
 def plan_batches(
     specs: Sequence[Spec],
     *,
@@ -115,8 +109,13 @@ def plan_batches(
     dataset: data.Dataset | None = None,
     max_runs: Callable[[Experiment], int] | None = None,
 ) -> BatchPlan:
-    """Load the data, build every experiment, and group those that can share a program."""
-    refuse_private_data(specs)
+    """Load the data, build every experiment, and group those that can share a program. Private records are
+    refused: runs that train side by side are not charged to a ledger."""
+    if private := next((spec for spec in specs if spec.private), None):
+        raise SpecError(
+            f"{private.data.title!r} holds private records, and runs that train side by side are not charged to a "
+            "ledger; use `dither sweep`, which charges each run, or declare the records public (data.public=true)"
+        )
     devices.set_up()
     loaded: dict[Any, tuple[data.Dataset, Arrays]] = {}
     dealt: dict[Any, tuple[data.ClientPartition, Problem]] = {}
@@ -132,9 +131,7 @@ def plan_batches(
             dealt[partition] = deal(spec, *loaded[source])
         experiment = assemble(spec, loaded[source][0], *dealt[partition])
         experiments.append(experiment)
-        name = " ".join(
-            [program(spec), *sorted(experiment.plan.hyper)]
-        )  # a method may leave out a value that is 0
+        name = " ".join([program(spec), *sorted(experiment.plan.hyper)])  # a method may leave out values of 0
         key = (name, experiment.partition.size.tobytes(), planned_rounds(experiment), spec.eval_every)
         groups.setdefault(key, []).append(number)
     batches = []
@@ -217,26 +214,17 @@ def _outcomes(
     counts = distributed.fetched(
         {"refused": state.refused, "lost": state.lost, "void_rounds": state.void, "clamped": state.clamped}
     )
-    rows = [
-        [
+    outcomes = []
+    for run, experiment in enumerate(experiments):
+        rows = [
             {"round": entry.round, **{name: float(value[run]) for name, value in entry.metrics.items()}}
             for entry in result.history
         ]
-        for run in range(len(experiments))
-    ]
-    for run, experiment in enumerate(experiments if scores else ()):
-        own = jax.tree.map(lambda leaf, run=run: leaf[run], params)
-        rows[run][-1] |= final_scores(experiment, own)
-    return [
-        Outcome(
-            experiment.spec,
-            rows[run],
-            experiment.prepared.claim,
-            result.participation[run],
-            {name: int(count[run].sum()) for name, count in counts.items()},
-        )
-        for run, experiment in enumerate(experiments)
-    ]
+        if scores:
+            rows[-1] |= final_scores(experiment, jax.tree.map(lambda leaf, run=run: leaf[run], params))
+        seen = {name: int(count[run].sum()) for name, count in counts.items()}
+        outcomes.append(Outcome(experiment.spec, rows, experiment.prepared.claim, result.participation[run], seen))
+    return outcomes
 
 
 def program(spec: Spec) -> str:

@@ -17,50 +17,30 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import numpy as np
 
-from dither.accounting import ProvenRow
 from dither.errors import RunExists
 from dither.experiment import plots
 from dither.experiment.folder import read_checked, to_json, write_bytes, write_checked, write_text
 from dither.experiment.report import ADVERSARIES, Overview, decode, epsilon_text
 from dither.experiment.sweep.batches import Outcome
 from dither.spec import Spec
-from dither.types import Claim
 
 _SCORES = {"test_accuracy": "test accuracy", "test_r2": "test R²"}  # the score of a task, and how it is written
-_FINAL = (
-    "auc",
-    "average_precision",
-    "f1",
-    "log_loss",
-    "brier",
-    "rmse",
-    "mae",
-)  # scikit-learn's, of the final model
+_FINAL = ("auc", "average_precision", "f1", "log_loss", "brier", "rmse", "mae")  # of the final model
 _METRICS = (*_SCORES, "loss", "train_loss", *_FINAL)
 
 Setting = tuple[dict[str, Any], list[int]]  # the varied values without the seed, and the runs that share them
 
 
-class SweepRun(NamedTuple):
-    """A finished run of a sweep."""
-
-    outcome: Outcome
-    proven: ProvenRow | None  # None: not asked for
-    seconds: float  # its share of its batch
-    environment: dict[str, str]  # versions and device
-
-
 @dataclass(frozen=True, repr=False)
 class Sweep(Overview, Sequence[Outcome]):
-    """The outcomes of a sweep, in the order of its specs, and what is proven of each."""
+    """The outcomes of a sweep, in the order of its specs."""
 
-    specs: tuple[Spec, ...]
     keys: tuple[str, ...]  # the varied keys
-    runs: tuple[SweepRun, ...]
+    runs: tuple[Outcome, ...]
     timing: dict[str, float]  # seconds of this call, by what they were spent on
     folder: Path | None = None
     notes: tuple[str, ...] = ()
@@ -71,11 +51,9 @@ class Sweep(Overview, Sequence[Outcome]):
     @overload
     def __getitem__(self, index: int) -> Outcome: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Outcome]: ...
-    def __getitem__(self, index: int | slice) -> Outcome | list[Outcome]:
-        if isinstance(index, slice):
-            return [run.outcome for run in self.runs[index]]
-        return self.runs[index].outcome
+    def __getitem__(self, index: slice) -> Sequence[Outcome]: ...
+    def __getitem__(self, index: int | slice) -> Outcome | Sequence[Outcome]:
+        return self.runs[index]
 
     @property
     def score(self) -> str:
@@ -88,8 +66,8 @@ class Sweep(Overview, Sequence[Outcome]):
         return _SCORES[self.score]
 
     def title(self) -> str:
-        methods = dict.fromkeys(Path(spec.method).stem for spec in self.specs)
-        sets = dict.fromkeys(spec.data.title for spec in self.specs)
+        methods = dict.fromkeys(Path(run.spec.method).stem for run in self)
+        sets = dict.fromkeys(run.spec.data.title for run in self)
         return f"{', '.join(methods)} on {', '.join(sets)}: {len(self)} runs"
 
     def overview(self) -> list[tuple[str, str]]:
@@ -107,14 +85,14 @@ class Sweep(Overview, Sequence[Outcome]):
 
     def varied(self, number: int) -> dict[str, Any]:
         """The varied keys of a run, with their values."""
-        flat = self.specs[number].flat()
+        flat = self[number].spec.flat()
         return {key: flat.get(key, "") for key in self.keys}
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per run: runs.csv."""
         rows = []
-        for number, (outcome, proven, seconds, _) in enumerate(self.runs):
-            last, claim = outcome.metrics[-1], outcome.claim
+        for number, run in enumerate(self):
+            last, claim, proven = run.metrics[-1], run.claim, run.proven
             row = {"run": number, **_csv_values(self.varied(number)), "rounds": last["round"]}
             row |= {name: last[name] for name in _METRICS if name in last}
             row |= {"claimed_epsilon": claim.value, "claimed_unit": claim.unit, "claimed_delta": claim.delta}
@@ -122,7 +100,7 @@ class Sweep(Overview, Sequence[Outcome]):
                 row |= {"proven_epsilon": proven.value, "proven_unit": proven.unit, "proven_delta": proven.delta}
                 row |= {"proven_view": proven.view, "proven_adjacency": proven.adjacency}
                 row |= {"proven_recipe": proven.recipe, "proven_assumed": str(proven.assumed).lower()}
-            rows.append({**row, **outcome.seen, "seconds": round(seconds, 3)})
+            rows.append({**row, **run.seen, "seconds": round(run.seconds, 3)})
         return rows
 
     def curves(self) -> list[dict[str, Any]]:
@@ -149,14 +127,14 @@ class Sweep(Overview, Sequence[Outcome]):
         rows = []
         for setting, numbers in self.settings():
             row: dict[str, Any] = {**setting, "runs": len(numbers)}
-            last = [self[number].metrics[-1] for number in numbers]
+            runs = [self[number] for number in numbers]
+            last = [run.metrics[-1] for run in runs]
             for name in (self.score, "loss", *_FINAL):
                 if all(name in entry for entry in last):
                     row[name], row[f"{name}_error"] = mean_and_error([entry[name] for entry in last])
-            claim = max((self[number].claim for number in numbers), key=lambda claim: claim.value)
+            claim = max((run.claim for run in runs), key=lambda claim: claim.value)
             row |= {"claimed_epsilon": claim.value, "claimed_unit": claim.unit}
-            proven = [run.proven for run in (self.runs[number] for number in numbers) if run.proven]
-            if proven:
+            if proven := [run.proven for run in runs if run.proven]:
                 worst = max(proven, key=lambda each: each.value)
                 row |= {"proven_epsilon": worst.value, "proven_unit": worst.unit, "assumed": worst.assumed}
             rows.append(row)
@@ -164,7 +142,7 @@ class Sweep(Overview, Sequence[Outcome]):
 
     def not_covered(self) -> list[str]:
         """What the proofs of any run leave out."""
-        return list(dict.fromkeys(text for run in self.runs if run.proven for text in run.proven.not_covered))
+        return list(dict.fromkeys(text for run in self if run.proven for text in run.proven.not_covered))
 
     def warnings(self) -> list[str]:
         """What a reader of the table should know about its runs."""
@@ -175,7 +153,7 @@ class Sweep(Overview, Sequence[Outcome]):
         }
         lines = list(self.notes)
         for name, text in events.items():
-            counts = [outcome.seen.get(name, 0) for outcome in self]
+            counts = [run.seen.get(name, 0) for run in self]
             if any(counts):
                 lines.append(f"{sum(counts)} {text}, in {sum(map(bool, counts))} of {len(counts)} runs")
         return lines
@@ -237,22 +215,26 @@ class SweepFolder:
         """Write sweep.json."""
         write_checked(self.path / "sweep.json", json.loads(to_json(summary)))
 
-    def save_batch(self, batch: Sequence[SweepRun]) -> None:
+    def save_batch(self, batch: Sequence[Outcome]) -> None:
         """Save a finished batch."""
-        runs = [_to_plain(run) for run in batch]
+        plain = ({**vars(run), "claim": run.claim._asdict()} for run in batch)
+        runs = [{"digest": run.pop("spec").digest(), **run} for run in plain]
         name = hashlib.sha256("".join(run["digest"] for run in runs).encode()).hexdigest()[:24]
         # mtime=0: the same batch is the same file
         write_bytes(self.path / "batches" / f"{name}.json.gz", gzip.compress(to_json(runs).encode(), mtime=0))
 
-    def finished(self, specs: Sequence[Spec]) -> dict[int, SweepRun]:
+    def finished(self, specs: Sequence[Spec]) -> dict[int, Outcome]:
         """The finished runs among the specs, by position. A damaged file counts as missing."""
         wanted = {spec.digest(): (number, spec) for number, spec in enumerate(specs)}
-        finished: dict[int, SweepRun] = {}
+        finished: dict[int, Outcome] = {}
         for path in sorted(self.path.glob("batches/*.json.gz")):
             try:
                 runs = json.loads(gzip.decompress(path.read_bytes()))
                 batch = [(*wanted[run["digest"]], run) for run in runs if run["digest"] in wanted]
-                finished |= {number: _from_plain(spec, run) for number, spec, run in batch}
+                finished |= {
+                    number: decode(Outcome, run, {"spec": spec, "participation": np.asarray(run["participation"])})
+                    for number, spec, run in batch
+                }
             except (OSError, EOFError, ValueError, KeyError, TypeError):
                 continue
         return finished
@@ -267,36 +249,6 @@ class SweepFolder:
             writer.writerows(rows)
             write_text(self.path / name, text.getvalue())
         draw_sweep(sweep, self.path / "plot.png")
-
-
-def _to_plain(run: SweepRun) -> dict[str, Any]:
-    outcome = run.outcome
-    return {
-        "digest": outcome.spec.digest(),
-        "metrics": outcome.metrics,
-        "claim": outcome.claim._asdict(),
-        "participation": outcome.participation,
-        "seen": dict(outcome.seen),
-        "proven": run.proven.to_json() if run.proven else None,
-        "seconds": run.seconds,
-        "made": run.environment,
-    }
-
-
-def _from_plain(spec: Spec, run: Mapping[str, Any]) -> SweepRun:
-    claim, proven = run["claim"], run["proven"] and decode(ProvenRow, run["proven"])
-    conditions = tuple((text, bool(holds)) for text, holds in claim["conditions"])
-    outcome = Outcome(
-        spec=spec,
-        metrics=[
-            {name: value if name == "round" else float(value) for name, value in row.items()}
-            for row in run["metrics"]
-        ],
-        claim=Claim(**{**claim, "value": float(claim["value"]), "conditions": conditions}),
-        participation=np.asarray(run["participation"]),
-        seen=run["seen"],
-    )
-    return SweepRun(outcome, proven, run["seconds"], run["made"])
 
 
 # The picture
@@ -344,7 +296,7 @@ def draw_sweep(sweep: Sweep, path: Path) -> None:
 
 def _privacy(sweep: Sweep) -> str:
     """The smallest and largest proven ε of the settings."""
-    rows = [run.proven for run in sweep.runs if run.proven is not None]
+    rows = [run.proven for run in sweep if run.proven is not None]
     if not rows:
         return "no proven ε"
     bounded = [row.value for row in rows if math.isfinite(row.value)]
