@@ -16,7 +16,7 @@ from dither.accounting import Conditions, ProvenRow
 from dither.accounting.ledger import Budget, Charge, Ledger, Spent, composed
 from dither.accounting.ledger.runs import EVERY_RECORD
 from dither.errors import DataError
-from dither.experiment.folder import to_json, write_text
+from dither.experiment.folder import write_text
 from dither.experiment.report import Epsilon, Overview, Report, run_folder
 from dither.spec import MODELS, Spec
 
@@ -51,10 +51,6 @@ class PrivacyReport(Overview):
             "why": self.why,
             **({"split": [part._asdict() for part in self.split]} if self.split else {}),
         }
-
-    def to_json(self) -> str:
-        """The same as text; ∞ is the string "inf"."""
-        return to_json(self.to_dict(), indent=2)
 
     def title(self) -> str:
         return f"{self.method}: claimed and proven ε"

@@ -24,6 +24,7 @@ from dither.accounting import ADD_REMOVE, REPLACE_ONE, ZERO_OUT, ClientEpsilon, 
 from dither.accounting.accountant import Accountant, alike, noise_ratio
 from dither.accounting.ledger.store import known_records
 from dither.errors import RunExists, SpecError
+from dither.experiment.report import RoundingMargin
 from dither.methods import Method, method, prepare
 from dither.models import Model, count_params, program_digest
 from dither.models import from_spec as model_from_spec
@@ -605,7 +606,7 @@ def planned_rounds(experiment: Experiment) -> int:
     return len(experiment.cohorts)
 
 
-def rounding(experiment: Experiment, missing: int) -> dict[str, float] | None:
+def rounding(experiment: Experiment, missing: int) -> RoundingMargin | None:
     """What rounding before the sum could add to the proven ε of sums, by the rule of thumb of errata G8: √d·2^-f
     on top of the sensitivity. Not a proof. None if nothing is rounded or the method's unit is unknown."""
     how = aggregation(experiment)
@@ -623,7 +624,7 @@ def rounding(experiment: Experiment, missing: int) -> dict[str, float] | None:
     margin = math.sqrt(plan.num_params) * step / (plan.upload_unit * least)
     # Against a server that sees every upload rounding reveals nothing more: that bound holds as it is.
     value = min(accountant.epsilon("upload"), accountant.epsilon("sum", noise=1 / (1 + margin)))
-    return {"step": step, "margin": margin, "epsilon": value}
+    return RoundingMargin(step, margin, value)
 
 
 def claim_after(experiment: Experiment, rounds: int, client: int | None = None) -> Claim:

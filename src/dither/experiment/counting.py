@@ -438,7 +438,7 @@ def release(epsilon: float, delta: float, *, lists_names: bool = True) -> Releas
 
 # reason: what is released of which files, and where it is charged
 def charge(
-    ledger: Ledger,
+    ledger: str | Path | None,
     given: Sequence[Any],
     epsilon: float,
     delta: float,
@@ -447,8 +447,8 @@ def charge(
     lists_names: bool = True,
     new_ledger: bool = False,
 ) -> str:
-    """Charge private statistics to the account of every file; returns the name of the charge in the ledger.
-    `BudgetExhausted` says that a file cannot pay; those before it stay charged."""
+    """Charge private statistics to the account of every file, in `ledger` or the user's own; returns the name of
+    the charge. `BudgetExhausted` says that a file cannot pay; those before it stay charged."""
     from dither.accounting.ledger.runs import EVERY_RECORD, data_id
     from dither.data import hash_records
 
@@ -456,13 +456,14 @@ def charge(
     asked = [Charge(EVERY_RECORD, [((release(epsilon, delta, lists_names=lists_names),), 1)])]
     if any(not isinstance(each, str | Path) for each in given):
         raise SpecError("data frames cannot be charged to a ledger: give files, or declare public=True")
-    files = [(file, data_id(ledger, path=str(file))) for file in map(Path, given)]
+    book = Ledger(ledger or Ledger.default_path())
+    files = [(file, data_id(book, path=str(file))) for file in map(Path, given)]
     for number, (file, dataset) in enumerate(files):
         if dataset in [other for _, other in files[:number]]:
             raise DataError(f"{file.name!r} is given twice: its records would count, and be charged, twice")
     for file, dataset in files:
-        ledger.identify(dataset, partial(hash_records, file), file=file.name, new_ledger=new_ledger)
-        ledger.charge(run, dataset, asked, rounds=(0, 1), plan=lambda: asked)
+        book.identify(dataset, partial(hash_records, file), file=file.name, new_ledger=new_ledger)
+        book.charge(run, dataset, asked, rounds=(0, 1), plan=lambda: asked)
     return run
 
 

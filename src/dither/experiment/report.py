@@ -70,6 +70,10 @@ class Overview(ABC):
     def overview(self) -> list[tuple[str, str]]:
         """A few lines of (what, value)."""
 
+    def to_json(self) -> str:
+        """The result as JSON; ∞ is the string "inf"."""
+        return to_json(self, indent=2)
+
     def __repr__(self) -> str:
         return text_lines(self.title(), self.overview())
 
@@ -415,18 +419,14 @@ class Report(Overview):
         """What summary.json holds, as plain values."""
         return {name: value for name, value in encode(self).items() if name not in _BESIDE}
 
-    def to_json(self) -> str:
-        """What summary.json holds, as text."""
-        return to_json(self.to_dict(), indent=2)
-
-    def with_notes(self, *notes: str) -> Report:
-        """The same report with more notes."""
-        return replace(self, notes=(*self.notes, *notes))
-
     @property
     def summary(self) -> dict[str, Any]:
         """The same as `to_dict()`."""
         return self.to_dict()
+
+    def with_notes(self, *notes: str) -> Report:
+        """The same report with more notes."""
+        return replace(self, notes=(*self.notes, *notes))
 
     # Looking
 
