@@ -172,12 +172,14 @@ class Epsilon:
 
     def lines(self, proven: Sequence[ProvenRow]) -> list[tuple[str, str]]:
         """Some proven rows, then the claimed and the attacked ε, as pairs of (what, value)."""
-        return [
-            *((label(row), proven_text(row)) for row in proven),
-            *((f"target ε {row.target:g}", f"{who}: {client_text(row)}") for who, row in self.by_target()),
-            *(("attacked ε", attacked_text(row)) for row in self.attacked),
-            ("claimed ε", claim_text(self.claimed)),
-        ]
+        lines = [(label(row), proven_text(row)) for row in proven]
+        for who, client in self.by_target():
+            both = f"proven {epsilon_text(client.proven)}, claimed {epsilon_text(client.claimed)}"
+            lines.append((f"target ε {client.target:g}", f"{who}: {both}, weight {client.weight:.3g} (mean 1)"))
+        for row in self.attacked:
+            attack = f"{row.adjacency}, against {ADVERSARIES[row.view]} ({row.confidence:.3g} confidence)"
+            lines.append(("attacked ε", f"at least {epsilon_text(row.value)} per {row.unit}, {attack}"))
+        return [*lines, ("claimed ε", claim_text(self.claimed))]
 
     def by_target(self) -> list[tuple[str, ClientEpsilon]]:
         """Who has which target, in words, and the largest claimed and proven ε among them, by rising target."""
@@ -403,13 +405,9 @@ class Report(Overview):
         attacked: Sequence[AttackedRow] = (),
     ) -> Report:
         """The report whose `to_dict` is `summary`."""
-        beside = {
-            "folder": folder,
-            "spec": spec,
-            "evaluations": tuple(evaluations),
-            "epsilon": Epsilon.from_json(summary["epsilon"], spec, attacked),
-        }
-        return decode(cls, summary, given=beside)
+        beside = {"folder": folder, "spec": spec, "evaluations": tuple(evaluations)}
+        epsilon = Epsilon.from_json(summary["epsilon"], spec, attacked)
+        return decode(cls, summary, given={**beside, "epsilon": epsilon})
 
     def save(self, local: Mapping[str, Any] | None = None) -> None:
         """Write summary.json (and local/summary.json): the run is then finished."""
@@ -461,10 +459,7 @@ class Report(Overview):
     def local(self) -> LocalFigures:
         """Exact figures that no ε covers: the training loss and others. Local, not private."""
         folder = RunFolder(self.folder)
-        summary = folder.local_summary()
-        names = ("train_loss", "clamped", "scores", "advice")
-        figures = decode(LocalFigures, {name: summary[name] for name in names if name in summary})
-        return replace(figures, metrics=tuple(folder.local_metrics()))
+        return decode(LocalFigures, folder.local_summary(), given={"metrics": tuple(folder.local_metrics())})
 
     def title(self) -> str:
         return f"{self.method} on {self.data}"
@@ -761,19 +756,6 @@ def proven_text(row: ProvenRow) -> str:
     return (
         f"{epsilon_text(row.value)} per {row.unit}, δ = {row.delta:g}, {row.adjacency}, "
         f"against {ADVERSARIES[row.view]}{collusion} ({row.recipe})"
-    )
-
-
-def client_text(row: ClientEpsilon) -> str:
-    """What a client with a target of its own gets, in one line."""
-    claimed = f"claimed {epsilon_text(row.claimed)}"
-    return f"proven {epsilon_text(row.proven)}, {claimed}, weight {row.weight:.3g} (mean 1)"
-
-
-def attacked_text(row: AttackedRow) -> str:
-    return (
-        f"at least {epsilon_text(row.value)} per {row.unit}, {row.adjacency}, against {ADVERSARIES[row.view]} "
-        f"({row.confidence:.3g} confidence)"
     )
 
 

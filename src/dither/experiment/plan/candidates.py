@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -48,22 +48,16 @@ class Infeasible(SpecError):
     """The request cannot be met. The message names the nearest one that can."""
 
 
-class SearchSpace(NamedTuple):
-    """The values to try, by spec key; `reach` stands in for learning rates where none are given."""
-
-    values: Mapping[str, Sequence[Any]]
-    reach: Sequence[float]
-
-
 def clip_key(method: str) -> str:
     """The spec key of the clip that bounds the method's sensitivity."""
     return "method_options.param_clip" if method == "nbafl" else "privacy.clip_norm"
 
 
-def search_space(
+def points(
     base: Spec, smallest: int, given: Mapping[str, Sequence[Any]], *, effort: str = "search"
-) -> SearchSpace:
-    """Values for every hyperparameter, from public facts alone: clients, records of the smallest client, method.
+) -> list[Point]:
+    """Every feasible combination of values, before the noise is calibrated. They follow from public facts alone:
+    clients, records of the smallest client, method.
 
     effort "bound" is fine: evaluating a bound costs only the calibration of the noise. "search" is coarse, since
     every point is trained, and the search refines it. "quick" is coarser still. `given` replaces the values of a
@@ -91,7 +85,14 @@ def search_space(
         values["num_rounds"] = (1, 2, 4, 8, 16, 32) if fine else (1, 5) if quick else (1, 2, 5, 20)
     values |= {key: tuple(column) for key, column in given.items()}
     _check(base, smallest, values)
-    return SearchSpace(values, (math.nan,) if "client_lr" in values else reach)
+    keys = [*INTEGER_KEYS, clip, *(["client_lr"] if "client_lr" in values else [])]
+    combinations = [dict(zip(keys, row, strict=True)) for row in itertools.product(*(values[key] for key in keys))]
+    return [
+        completed(base, point, each, smallest)
+        for point in combinations
+        if point["cohort_size"] <= clients and point["batch_size"] <= smallest
+        for each in ((math.nan,) if "client_lr" in values else reach)
+    ]
 
 
 def _batch_sizes(base: Spec, smallest: int, effort: str) -> Sequence[int]:
@@ -123,20 +124,6 @@ def _check(base: Spec, smallest: int, tried: Mapping[str, Sequence[Any]]) -> Non
             f"batch_size={batch} exceeds the {smallest} records of the smallest of {clients} clients; nearest "
             f"feasible: batch_size={smallest}, or the same records over at most {fewer} clients"
         )
-
-
-def points(base: Spec, space: SearchSpace, smallest: int) -> list[Point]:
-    """Every feasible combination, before the noise is calibrated."""
-    keys = [*INTEGER_KEYS, clip_key(base.method), *(["client_lr"] if "client_lr" in space.values else [])]
-    combinations = (
-        dict(zip(keys, row, strict=True)) for row in itertools.product(*(space.values[key] for key in keys))
-    )
-    return [
-        completed(base, point, reach, smallest)
-        for point in combinations
-        if point["cohort_size"] <= base.num_clients and point["batch_size"] <= smallest
-        for reach in space.reach
-    ]
 
 
 def completed(base: Spec, point: Mapping[str, Any], reach: float, smallest: int) -> Point:
@@ -298,9 +285,8 @@ def _signal(method: str, point: Mapping[str, Any], std: float, num_params: int) 
     if method == "nbafl":
         return clip * root / std
     if method == "secure-fedavg":  # std is on the upload: Q·rate·clip of signal per round
-        return float(
-            math.sqrt(point["num_rounds"]) * point["local_steps"] * point["client_lr"] * clip * root / std
-        )
+        longest = math.sqrt(point["num_rounds"]) * point["local_steps"] * point["client_lr"] * clip
+        return float(longest * root / std)
     return math.sqrt(point["num_rounds"] * point["local_steps"]) * clip * root / std
 
 

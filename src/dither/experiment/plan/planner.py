@@ -97,10 +97,9 @@ class Plan(Overview):
 
     def terms(self) -> dict[str, float]:
         """The terms of the bound at the choice of the theorem."""
-        bounds = self.bounds
-        return (
-            {} if bounds is None else {name: float(column[bounds.best]) for name, column in bounds.terms.items()}
-        )
+        if self.bounds is None:
+            return {}
+        return {name: float(column[self.bounds.best]) for name, column in self.bounds.terms.items()}
 
     def alternatives(self) -> list[dict[str, str]]:
         """The choice first, then points that differ from it in one key (theory) or came next (measured)."""
@@ -295,9 +294,8 @@ class _Planner:
                 notes.append("so the plan is by measurement instead")
             chosen = self.by_measurement()
             if by_bound is not None:
-                chosen = replace(
-                    chosen, constants=by_bound.constants, candidates=by_bound.candidates, bounds=by_bound.bounds
-                )
+                kept = {name: getattr(by_bound, name) for name in ("constants", "candidates", "bounds")}
+                chosen = replace(chosen, **kept)
         if not self.planning.public:
             notes.append("planned on synthetic records: the choice is only as good as their resemblance to yours")
         seconds = self.measured_seconds(chosen.spec) if self.extras else math.nan
@@ -394,7 +392,7 @@ class _Planner:
     ) -> list[Candidate]:
         """Points with their noise. Refuses if none has a proof, or if noise hides the signal at all of them."""
         base = self.base
-        grid = space.points(base, space.search_space(base, self.smallest, given, effort=effort), self.smallest)
+        grid = space.points(base, self.smallest, given, effort=effort)
         self.trainer.say(f"the accountant sets the noise of {len(grid)} points")
         candidates, reasons = space.affordable(base, [*grid, *more], self.counts)
         if not candidates:
