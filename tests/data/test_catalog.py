@@ -239,7 +239,9 @@ def test_idx_files(tmp_path: Path, name: str) -> None:
 def test_emnist_is_turned_upright() -> None:
     image = np.zeros((1, 3, 3), dtype=np.uint8)
     image[0, 0, 2] = 9  # stored top right
-    assert catalog.upright(image)[0, 2, 0] == 9
+    entries = data.entries()
+    assert catalog.upright(image, entries["emnist-balanced"])[0, 2, 0] == 9
+    assert catalog.upright(image, entries["mnist"]) is image
 
 
 def test_mnist_5k() -> None:
