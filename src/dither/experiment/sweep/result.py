@@ -32,7 +32,7 @@ _SCORES = {"test_accuracy": "test accuracy", "test_r2": "test R²"}  # the score
 _FINAL = ("auc", "average_precision", "f1", "log_loss", "brier", "rmse", "mae")  # of the final model
 _METRICS = (*_SCORES, "loss", "train_loss", *_FINAL)
 
-Setting = tuple[dict[str, Any], list[int]]  # the varied values without the seed, and the runs that share them
+Setting = tuple[dict[str, Any], list[Outcome]]  # the varied values without the seed, and the runs that share them
 
 
 @dataclass(frozen=True, repr=False)
@@ -62,7 +62,6 @@ class Sweep(Overview, Sequence[Outcome]):
 
     @property
     def score_name(self) -> str:
-        """Its name in words."""
         return _SCORES[self.score]
 
     def title(self) -> str:
@@ -72,20 +71,18 @@ class Sweep(Overview, Sequence[Outcome]):
 
     def overview(self) -> list[tuple[str, str]]:
         """One line per setting: accuracy, claimed and proven ε."""
-        lines = []
+        lines, name = [], self.score_name.removeprefix("test ")
         for row in self.table():
             setting = ", ".join(f"{key}={row[key]}" for key in self.keys if key in row)
-            score = row[self.score]
             error = "" if row[f"{self.score}_error"] is None else f" ± {row[f'{self.score}_error']:.4f}"
             proven = f", proven ε {epsilon_text(row['proven_epsilon'])}" if "proven_epsilon" in row else ""
             claimed = f"claimed ε {epsilon_text(row['claimed_epsilon'])} per {row['claimed_unit']}"
-            name = self.score_name.removeprefix("test ")
-            lines.append((setting or "all runs", f"{name} {score:.4f}{error}, {claimed}{proven}"))
+            lines.append((setting or "all runs", f"{name} {row[self.score]:.4f}{error}, {claimed}{proven}"))
         return lines
 
-    def varied(self, number: int) -> dict[str, Any]:
+    def varied(self, run: Outcome) -> dict[str, Any]:
         """The varied keys of a run, with their values."""
-        flat = self[number].spec.flat()
+        flat = run.spec.flat()
         return {key: flat.get(key, "") for key in self.keys}
 
     def rows(self) -> list[dict[str, Any]]:
@@ -93,7 +90,7 @@ class Sweep(Overview, Sequence[Outcome]):
         rows = []
         for number, run in enumerate(self):
             last, claim, proven = run.metrics[-1], run.claim, run.proven
-            row = {"run": number, **_csv_values(self.varied(number)), "rounds": last["round"]}
+            row = {"run": number, **_csv_values(self.varied(run)), "rounds": last["round"]}
             row |= {name: last[name] for name in _METRICS if name in last}
             row |= {"claimed_epsilon": claim.value, "claimed_unit": claim.unit, "claimed_delta": claim.delta}
             if proven is not None:
@@ -107,9 +104,9 @@ class Sweep(Overview, Sequence[Outcome]):
         """One row per run, evaluation and metric: curves.csv."""
         return [
             {"run": number, **varied, "round": row["round"], "metric": name, "value": value}
-            for number, outcome in enumerate(self)
-            for varied in [_csv_values(self.varied(number))]
-            for row in outcome.metrics
+            for number, run in enumerate(self)
+            for varied in [_csv_values(self.varied(run))]
+            for row in run.metrics
             for name, value in row.items()
             if name not in ("round", "trivial", *_FINAL)
         ]
@@ -117,17 +114,16 @@ class Sweep(Overview, Sequence[Outcome]):
     def settings(self) -> list[Setting]:
         """The varied values without the seed, and the runs that share them."""
         groups: dict[str, Setting] = {}
-        for number in range(len(self)):
-            setting = {key: value for key, value in self.varied(number).items() if key != "seed"}
-            groups.setdefault(repr(setting), (setting, []))[1].append(number)
+        for run in self:
+            setting = {key: value for key, value in self.varied(run).items() if key != "seed"}
+            groups.setdefault(repr(setting), (setting, []))[1].append(run)
         return list(groups.values())
 
     def table(self) -> list[dict[str, Any]]:
         """One row per setting: mean and standard error over its seeds, and the largest claimed and proven ε."""
         rows = []
-        for setting, numbers in self.settings():
-            row: dict[str, Any] = {**setting, "runs": len(numbers)}
-            runs = [self[number] for number in numbers]
+        for setting, runs in self.settings():
+            row: dict[str, Any] = {**setting, "runs": len(runs)}
             last = [run.metrics[-1] for run in runs]
             for name in (self.score, "loss", *_FINAL):
                 if all(name in entry for entry in last):
@@ -253,8 +249,8 @@ class SweepFolder:
 
 # The picture
 
-# Okabe and Ito's colours, told apart with any colour vision. When they are used up, the dashes change.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# When the colours are used up, the dashes change.
+_COLOURS = (plots.BLUE, plots.VERMILION, plots.GREEN, "#CC79A7", plots.ORANGE, "#56B4E9", "#000000")
 _DASHES = ("-", "--", ":", "-.")
 _MARKERS = "osD^vP*"
 _MOST_LINES = len(_COLOURS) * len(_DASHES)
@@ -280,7 +276,7 @@ def draw_sweep(sweep: Sweep, path: Path) -> None:
         caption += f"; {len(settings) - len(lines)} more settings in curves.csv"
     _caption(curves, caption)
     _draw_finals(finals, sweep, lines)
-    shown = [row[sweep.score] for _, runs in lines for run in runs for row in sweep[run].metrics]
+    shown = [row[sweep.score] for _, runs in lines for run in runs for row in run.metrics]
     trivial = {round(run.metrics[-1].get("trivial", math.nan), 6) for run in sweep}
     references = {"trivial predictor": trivial.pop()} if len(trivial) == 1 else {}  # one for each data set
     for axis in (curves, finals):
@@ -312,9 +308,9 @@ def _privacy(sweep: Sweep) -> str:
 
 def _draw_curve(axis: Any, sweep: Sweep, setting: Setting, at: int, lines: int) -> Any:
     values, runs = setting
-    rounds = [row["round"] for row in sweep[runs[0]].metrics]
-    alike = [run for run in runs if [row["round"] for row in sweep[run].metrics] == rounds]
-    accuracy = np.array([[row[sweep.score] for row in sweep[run].metrics] for run in alike])
+    rounds = [row["round"] for row in runs[0].metrics]
+    alike = [run.metrics for run in runs if [row["round"] for row in run.metrics] == rounds]
+    accuracy = np.array([[row[sweep.score] for row in rows] for rows in alike])
     mean, colour = accuracy.mean(axis=0), _colour(at)
     dashes = _DASHES[at // len(_COLOURS) % len(_DASHES)]
     (line,) = axis.plot(rounds, mean, label=_label(values), linewidth=1.6, color=colour, linestyle=dashes)
@@ -329,22 +325,20 @@ def _draw_curve(axis: Any, sweep: Sweep, setting: Setting, at: int, lines: int) 
 def _draw_finals(axis: Any, sweep: Sweep, lines: list[Setting]) -> None:
     """Final accuracy against the first varied number, one line for each setting of the other keys."""
     axis.set_ylabel(f"final {sweep.score_name}")
-    noisy = [setting for setting in lines if not math.isinf(setting[0].get("privacy.epsilon", 0.0))]
-    key = next(
-        (key for key in sweep.keys if key != "seed" and _numeric([values[key] for values, _ in noisy])), None
-    )
+    noisy = [values for values, _ in lines if not math.isinf(values.get("privacy.epsilon", 0.0))]
+    key = next((key for key in sweep.keys if key != "seed" and _numeric([each[key] for each in noisy])), None)
     if key is None:
         _draw_dots(axis, sweep, lines)
         return
     groups: dict[str, list[tuple[float, float, float, int]]] = {}
     for at, (values, runs) in enumerate(lines):
         others = _label({name: value for name, value in values.items() if name != key})
-        mean, error = mean_and_error([sweep[run].metrics[-1][sweep.score] for run in runs])
-        if (values, runs) not in noisy:
+        mean, error = mean_and_error([run.metrics[-1][sweep.score] for run in runs])
+        if values not in noisy:
             axis.axhline(mean, color=_colour(at), linestyle="--", linewidth=1)
             continue
         groups.setdefault(others, []).append((float(values[key]), mean, error or 0.0, at))
-    ticks = sorted({float(values[key]) for values, _ in noisy})
+    ticks = sorted({float(values[key]) for values in noisy})
     on_log = ticks[0] > 0 and ticks[-1] / ticks[0] >= 5
     for number, (others, points) in enumerate(groups.items()):
         points.sort()
@@ -374,7 +368,7 @@ def _draw_finals(axis: Any, sweep: Sweep, lines: list[Setting]) -> None:
 def _draw_dots(axis: Any, sweep: Sweep, lines: list[Setting]) -> None:
     """Where no number varies: every run as a dot, and the mean of its setting."""
     for at, (_, runs) in enumerate(lines):
-        accuracy = [sweep[run].metrics[-1][sweep.score] for run in runs]
+        accuracy = [run.metrics[-1][sweep.score] for run in runs]
         axis.plot([at] * len(accuracy), accuracy, "o", markersize=4, color=_colour(at), alpha=0.6)
         axis.plot([at - 0.25, at + 0.25], [np.mean(accuracy)] * 2, color=_colour(at))
     labels = [_label(values) or "all runs" for values, _ in lines]
