@@ -20,7 +20,7 @@ import numpy as np
 
 from dither.accounting import ClientRange, ProvenRow
 from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, data_id, rounds_in
-from dither.data import Dataset, file_digest, hash_records
+from dither.data import file_digest, hash_records
 from dither.errors import BudgetExhausted, ClientRefused, DataError, DitherError, RunExists, SpecError
 from dither.experiment import build, plots
 from dither.experiment.build import Compiled, Experiment, build_experiment, choose
@@ -141,7 +141,9 @@ def _run(
         return train(experiment, None, shards, None, clock, options)
     with clock("start_up"):
         if options.resume is None:
-            files = {**_schema_file(experiment.dataset), **model_source(spec)}
+            files = model_source(spec)
+            if (schema := experiment.dataset.schema) is not None:  # what was read from the records stays local
+                files["schema.toml" if experiment.dataset.covered else "local/schema.toml"] = schema.to_toml()
             origin = {**provenance(experiment), "devices": shards.devices}
             folder = RunFolder.create(path, spec, origin, files)
             local = {"data_digest": experiment.data_digest}
@@ -665,13 +667,6 @@ def split_scores(scores: Mapping[str, float], spec: Spec) -> tuple[dict[str, Any
     public = ("test_accuracy", "test_r2", "loss")
     released = {name: scores[name] if spec.scored else None for name in public if name in scores}
     return released, {name: value for name, value in scores.items() if name not in public}
-
-
-def _schema_file(dataset: Dataset) -> dict[str, str]:
-    """schema.toml; bounds and categories that were read from the records stay local."""
-    if dataset.schema is None:
-        return {}
-    return {"schema.toml" if dataset.covered else "local/schema.toml": dataset.schema.to_toml()}
 
 
 def model_source(spec: Spec) -> dict[str, str]:

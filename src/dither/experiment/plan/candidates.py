@@ -22,7 +22,6 @@ from dither.experiment.build import Experiment, build_experiment
 from dither.experiment.folder import Unfinished
 from dither.experiment.report import bytes_text
 from dither.experiment.sweep.batches import Simulations, train_specs
-from dither.methods import prepare
 from dither.spec import Spec
 from dither.types import Claim, Prepared, RoundInfo
 
@@ -206,17 +205,12 @@ class Candidate:
 
 def proxy_spec(spec: Spec) -> Spec:
     """The spec as it runs on a proxy: the same except for where the records come from."""
-    partition = "iid" if spec.data.partition == "column" else spec.data.partition
     return spec.with_values(
         {
+            **dict.fromkeys(("data.path", "data.test_path", "data.label", "data.schema", "data.column"), ""),
             "data.name": "adult",  # unused: the records are passed in
-            "data.path": "",
-            "data.test_path": "",
-            "data.label": "",
-            "data.schema": "",
             "data.part": "all",
-            "data.partition": partition,
-            "data.column": "",
+            "data.partition": "iid" if spec.data.partition == "column" else spec.data.partition,
             "data.split": "given",
             "randomness": "seeded",
         }
@@ -234,11 +228,15 @@ def candidate(base: Spec, point: Point, counts: Dataset) -> Candidate:
     experiment = _experiment(base, point, counts)
     participations = np.bincount(np.concatenate(experiment.cohorts), minlength=len(experiment.partition.size))
     std = first_noise(experiment.prepared, experiment)
+    try:  # the paper's own noise for this ε, read as its formula reads it (Secure FedAvg: per message)
+        printed = first_noise(experiment.prepare(noise="paper"), experiment)
+    except SpecError:
+        printed = math.nan
     return Candidate(
         point=point,
         spec=base.with_values(point),
         noise_std=std,
-        printed_noise_std=_printed(experiment),
+        printed_noise_std=printed,
         claimed=experiment.prepared.claim,
         uploads=float(participations.mean()),
         num_params=experiment.num_params,
@@ -256,21 +254,6 @@ def first_noise(prepared: Prepared, experiment: Experiment) -> float:
     info = RoundInfo(0, 0, int(experiment.partition.size[0]), len(experiment.cohorts[0]))
     uplink = [r for r in prepared.releases(info) if r.channel == "uplink"]
     return float(uplink[0].noise_std)
-
-
-def _printed(experiment: Experiment) -> float:
-    """The paper's own noise for this ε, read as its formula reads it (Secure FedAvg: per message)."""
-    paper = replace(experiment.spec.privacy, noise="paper")
-    try:
-        prepared = prepare(
-            replace(experiment.spec, privacy=paper),
-            experiment.model,
-            client_sizes=experiment.partition.size,
-            num_params=experiment.num_params,
-        )
-    except SpecError:
-        return math.nan
-    return first_noise(prepared, experiment)
 
 
 def _signal(method: str, point: Mapping[str, Any], std: float, num_params: int) -> float:
@@ -378,8 +361,8 @@ class Trainer:
     def run(self, trials: Sequence[Trial], seeds: Sequence[int]) -> list[Trial]:
         """Every trial with further seeds, counted from `FIRST_SEED`."""
         specs = [_trial_spec(trial.candidate, FIRST_SEED + seed) for trial in trials for seed in seeds]
-        each = f"{len(seeds)} seed{'s' * (len(seeds) > 1)} each"
-        self.say(f"{len(trials)} candidates, {each}: {len(specs)} runs")
+        plural = "s" * (len(seeds) > 1)
+        self.say(f"{len(trials)} candidates, {len(seeds)} seed{plural} each: {len(specs)} runs")
         rows = self.measure(specs, [shape(trial.candidate.point) for trial in trials for _ in seeds])
         by_trial = [rows[at : at + len(seeds)] for at in range(0, len(rows), len(seeds))]
         return [

@@ -298,7 +298,11 @@ class _Planner:
                 chosen = replace(chosen, **kept)
         if not self.planning.public:
             notes.append("planned on synthetic records: the choice is only as good as their resemblance to yours")
-        seconds = self.measured_seconds(chosen.spec) if self.extras else math.nan
+        seconds = math.nan
+        if self.extras:  # the time of the chosen run when it is simulated here, compilation included
+            spec, started = space.proxy_spec(chosen.spec), time.perf_counter()
+            train_specs([spec.with_values({"eval_every": spec.num_rounds})], dataset=self.planning.dataset)
+            seconds = time.perf_counter() - started
         if chosen.spec.data.features != "all":
             notes.append(
                 f"data.features={chosen.spec.data.features!r}, as the preset has it: other columns are not used, "
@@ -425,13 +429,6 @@ class _Planner:
             f"{1 / best.signal_to_noise:.3g} times as long as the longest signal; nearest feasible: epsilon="
             f"{nearest:.2g}, or about {clients:,} clients of {self.smallest} records (--anyway plans regardless)"
         )
-
-    def measured_seconds(self, spec: Spec) -> float:
-        """The time of the chosen run when it is simulated here, compilation included."""
-        spec = space.proxy_spec(spec).with_values({"eval_every": spec.num_rounds})
-        started = time.perf_counter()
-        train_specs([spec], dataset=self.planning.dataset)
-        return time.perf_counter() - started
 
 
 # The picture
