@@ -388,18 +388,11 @@ def _evidence(report: Report, row: ProvenRow) -> Section:
     table = [
         ("claimed", epsilon_text(claim.value), f"the paper's formula, {claim.source}, per {claim.unit}"),
         ("proven", epsilon_text(row.value), f"this software's accountant: {row.recipe}"),
-        *(
-            (
-                "attacked",
-                f"at least {epsilon_text(row.value)}",
-                f"measured, {100 * row.confidence:.3g}% confidence",
-            )
-            for row in report.epsilon.attacked
-        ),
     ]
-    folder = Path(report.folder).name
-    commands = (
-        f"`dither account {folder}` recomputes the proven value, and `dither audit {folder}` attacks the run."
-    )
+    for attack in report.epsilon.attacked:
+        how = f"measured, {100 * attack.confidence:.3g}% confidence"
+        table.append(("attacked", f"at least {epsilon_text(attack.value)}", how))
+    name = Path(report.folder).name
+    commands = f"`dither account {name}` recomputes the proven value, and `dither audit {name}` attacks the run."
     failing = (f"The claim's condition fails: {text}." for text in report.epsilon.failing_conditions)
     return Section("How do we know?", (commands, *failing), (head, *table))
