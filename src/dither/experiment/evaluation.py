@@ -178,7 +178,12 @@ def _binary(counter: Counter, table: np.ndarray, table_std: float) -> tuple[dict
     """Scores of two classes. AUC is the average rank of the records of one class among those of the other. Ranks
     follow from noisy counts of both in equal parts of the log-odds. An institution adds up those of its records of
     the rarer class: one sum, whose noise does not grow with the number of parts. The losses are such sums too."""
-    cells, cell_std, range = _curve(counter)
+    (powers,), std = counter.total(Question(counting.SURVEY, ("score",), _SHARES["survey"]))
+    outer = power_range(powers[0], std, _COMMON)
+    range = zoom(counter, {"score": outer}, _SHARES["zoom"])["score"]  # in which nearly all log-odds lie
+    curve = Question(counting.HISTOGRAM, ("score",), _SHARES["curve"], (range,), label="truth", classes=("0", "1"))
+    (cells,), cell_std = counter.total(curve)
+    cells = cells[:2].astype(np.float64)
     edges = np.linspace(*range, counting.BINS + 1)
     rare = int(cells[1].sum() < cells[0].sum())
     ranks, rows = _ranks(cells[1 - rare]), np.zeros((2, 2, counting.BINS))
@@ -227,16 +232,6 @@ def _weighted(
     (sums,), std = counter.total(question)
     unit = np.array(scales) / counting.UNITS
     return sums[0] * unit, std * unit
-
-
-def _curve(counter: Counter) -> tuple[np.ndarray, float, Range]:
-    """Both classes in equal parts of the range in which nearly all log-odds lie."""
-    (powers,), std = counter.total(Question(counting.SURVEY, ("score",), _SHARES["survey"]))
-    outer = power_range(powers[0], std, _COMMON)
-    range = zoom(counter, {"score": outer}, _SHARES["zoom"])["score"]
-    curve = Question(counting.HISTOGRAM, ("score",), _SHARES["curve"], (range,), label="truth", classes=("0", "1"))
-    (cells,), std = counter.total(curve)
-    return cells[:2].astype(np.float64), std, range
 
 
 def _ranks(counts: np.ndarray) -> np.ndarray:

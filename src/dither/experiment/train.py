@@ -299,9 +299,11 @@ def train(
     if recorder is not None:
         state, done = recorder.restored(state)
     done = int(distributed.broadcast({"done": done})["done"])
-    if done:
+    if done and distributed.count() > 1:
         with distributed.computing():
-            state = broadcast_state(state, program.simulation)
+            leaves, structure = jax.tree.flatten(state)
+            leaves = distributed.broadcast_arrays([distributed.fetched(leaf) for leaf in leaves])
+            state = program.simulation.shards.place(jax.tree.unflatten(structure, leaves), ())[0]
     if recorder is not None:
         plots.preload()
     outcome = _train_rounds(experiment, program, state, done, recorder, clock)
@@ -536,8 +538,13 @@ class _Recorder:
         last: bool,
     ) -> None:
         """Append the metrics; write a checkpoint at the end, at an interruption and now and then."""
-        if self.spec.federation.refused == "abort":
-            _check_refused(state, stop)
+        refused = np.flatnonzero(np.asarray(state.refused)[0])
+        if len(refused) and self.spec.federation.refused == "abort":
+            names = ", ".join(map(str, refused[:5])) + (", ..." if len(refused) > 5 else "")
+            raise ClientRefused(
+                f"client {names} sent an update that is not finite by round {stop}; lower client_lr "
+                "or the noise, or check that client's records"
+            )
         now, asked = time.perf_counter(), interrupt.asked  # read once: no end without its checkpoint
         released, local = split_scores(scores, self.spec)
         row = {"round": stop, **released, "seconds": round(self.seconds_before + now - self.began, 3)}
@@ -550,16 +557,6 @@ class _Recorder:
             self.options.on_evaluation({**row, "local": local})
         if asked and stop < self.num_rounds:
             raise KeyboardInterrupt
-
-
-def broadcast_state(state: engine.State, simulation: engine.Simulation) -> engine.State:
-    """Process 0's state, on the devices of all processes."""
-    if distributed.count() == 1:
-        return state
-    leaves, structure = jax.tree.flatten(state)
-    leaves = distributed.broadcast_arrays([distributed.fetched(leaf) for leaf in leaves])
-    placed: engine.State = simulation.shards.place(jax.tree.unflatten(structure, leaves), ())[0]
-    return placed
 
 
 def without_noise(experiment: Experiment, compiled_rounds: engine.Simulation | None = None) -> float:
@@ -735,16 +732,6 @@ def _check_spec(folder: RunFolder, spec: Spec, digest: str = "") -> None:
         raise RunExists(
             f"the checkpoint in {str(folder.path)!r} is from another spec ({digest[:12]}, this one is "
             f"{spec.digest()[:12]}); resume with the folder's own spec.toml unchanged, or start a new run"
-        )
-
-
-def _check_refused(state: engine.State, round: int) -> None:
-    refused = np.flatnonzero(np.asarray(state.refused)[0])
-    if len(refused):
-        names = ", ".join(str(number) for number in refused[:5]) + (", ..." if len(refused) > 5 else "")
-        raise ClientRefused(
-            f"client {names} sent an update that is not finite by round {round}; lower client_lr "
-            "or the noise, or check that client's records"
         )
 
 

@@ -279,8 +279,9 @@ _UNITS |= {"KIB": 2.0**10, "MIB": 2.0**20, "GIB": 2.0**30, "TIB": 2.0**40}
 
 def runs_at_once(experiment: Experiment, kind: str, max_bytes: float | None = None) -> int:
     """How many runs like this one train side by side: limited by memory, and on a CPU by time."""
-    available = BATCH_BYTES[kind] if max_bytes is None else max_bytes - shared_bytes(experiment, kind)
-    most = int(min(_MOST_RUNS[kind], max(available, 0.0) / run_bytes(experiment, kind)))
+    memory = batch_memory(experiment, kind)
+    available = BATCH_BYTES[kind] if max_bytes is None else max_bytes - memory.shared
+    most = int(min(_MOST_RUNS[kind], max(available, 0.0) / memory.each))
     if kind == "cpu":
         # A run that fills a core's caches gains nothing from others beside it.
         large = devices.sequential_clients(build.step_numbers(experiment))
@@ -289,49 +290,31 @@ def runs_at_once(experiment: Experiment, kind: str, max_bytes: float | None = No
     return max(1, most)
 
 
-def run_bytes(experiment: Experiment, kind: str) -> float:
-    """An upper estimate of the bytes that one more run adds to a batch, without the records that all runs share.
-    docs/sweep.md compares it with measurements."""
-    sizes = experiment.partition.size
+class BatchMemory(NamedTuple):
+    """Upper estimates, in bytes; docs/sweep.md compares them with measurements."""
+
+    shared: float  # whatever the size of the batch: the records on the host and on each device, and their scoring
+    each: float  # what one more run adds
+
+
+def batch_memory(experiment: Experiment, kind: str) -> BatchMemory:
+    """What a batch of runs like this one takes."""
+    spec, params, sizes = experiment.spec, experiment.num_params, experiment.partition.size
+    features, hidden = float(np.prod(experiment.problem.x.shape[1:])), float(sum(spec.model.hidden))
+    # Numbers that one record becomes on its way through the model
+    width = features + (hidden * features if spec.model.name == "cnn" else hidden)
     # All clients' states, and the indices of their records and of the test records; before and after a chunk of
     # rounds, on host and device.
-    held = (
-        4.0 * experiment.num_params * len(sizes)
-        + 6.0 * int(sizes.sum())
-        + 6.0 * len(experiment.problem.test_rows[0])
-    )
-    return 4.0 * held + (0.0 if _one_after_another(experiment) else _work_bytes(experiment, kind))
-
-
-def shared_bytes(experiment: Experiment, kind: str) -> float:
-    """Bytes that a batch takes whatever its size: the records on the host and on each device, their scoring, and
-    the clients at work where a device trains its runs one after another."""
+    each = 4.0 * (4.0 * params * len(sizes) + 6.0 * (int(sizes.sum()) + len(experiment.problem.test_rows[0])))
+    # Model, gradient, optimiser, noise, upload and batch of each client at work in one run
+    one_by_one = kind == "cpu" and devices.sequential_clients(build.step_numbers(experiment))
+    clients = 1 if one_by_one else spec.cohort_size
+    work = 4.0 * clients * (12.0 * params + 4.0 * build.batch_records(experiment) * width)
     records = float(np.asarray(experiment.problem.x).nbytes)
-    copies = 1 + devices.usable(int(records))
-    work = _work_bytes(experiment, kind) if _one_after_another(experiment) else 0.0
-    return copies * (records + 4.0 * 3 * _SCORED * _record_width(experiment) + work)
-
-
-def _work_bytes(experiment: Experiment, kind: str) -> float:
-    """Model, gradient, optimiser, noise, upload and batch of each client at work in one run."""
-    spec, params = experiment.spec, experiment.num_params
-    clients = (
-        1 if kind == "cpu" and devices.sequential_clients(build.step_numbers(experiment)) else spec.cohort_size
-    )
-    records = build.batch_records(experiment)
-    return 4.0 * clients * (12.0 * params + 4.0 * records * _record_width(experiment))
-
-
-def _one_after_another(experiment: Experiment) -> bool:
-    """Whether a device trains the runs of a batch one after another."""
-    return bool(build.sharing(experiment, 2).get("sequential_runs"))
-
-
-def _record_width(experiment: Experiment) -> float:
-    """Numbers that one record becomes on its way through the model."""
-    features = float(np.prod(experiment.problem.x.shape[1:]))
-    hidden = float(sum(experiment.spec.model.hidden))
-    return features + (hidden * features if experiment.spec.model.name == "cnn" else hidden)
+    shared, copies = records + 4.0 * 3 * _SCORED * width, 1 + devices.usable(int(records))
+    if build.sharing(experiment, 2).get("sequential_runs"):  # a device trains its runs one after another
+        return BatchMemory(copies * (shared + work), each)
+    return BatchMemory(copies * shared, each + work)
 
 
 def estimated_seconds(spec: Spec, kind: str) -> float:

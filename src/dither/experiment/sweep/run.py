@@ -251,8 +251,8 @@ def _estimated_bytes(plan: BatchPlan) -> float:
     """Memory of the largest batch."""
     kind = devices.device_kind()
     largest = max(plan.batches, key=lambda batch: len(batch.numbers))
-    experiment = plan.experiments[largest.numbers[0]]
-    return batches.shared_bytes(experiment, kind) + len(largest.numbers) * batches.run_bytes(experiment, kind)
+    memory = batches.batch_memory(plan.experiments[largest.numbers[0]], kind)
+    return memory.shared + len(largest.numbers) * memory.each
 
 
 def _summary(result: Sweep, plan: BatchPlan | None) -> dict[str, Any]:
