@@ -165,9 +165,7 @@ def load_folder(path: StrPath, options: LoadOptions = LoadOptions(), *, stream: 
     train, train_digest, record_hashes = _read_part(folder, "")
     test_folder = Path(test_path).expanduser() if test_path else folder
     if test_path and not test_folder.is_dir():
-        raise DataError(
-            f"test_path={str(test_path)!r} is not a folder, but data.path is; give a folder of test records"
-        )
+        raise DataError(f"test_path={str(test_path)!r} is not a folder, but data.path is; give one")
     test, test_digest = None, ""
     if test_path or _exists(folder, "x_test.npy") or _exists(folder, "y_test.npy"):
         test, test_digest, _ = _read_part(test_folder, "" if test_path else "_test")
@@ -294,9 +292,7 @@ def _open_npy(folder: Path, name: str) -> np.ndarray:
         raise DataError(f"{str(path)!r} is empty; at least one record is needed")
     trailing = path.stat().st_size - array.offset - array.nbytes
     if trailing:
-        raise DataError(
-            f"{str(path)!r} has {trailing:,} extra bytes after its records; save exactly one array in it"
-        )
+        raise DataError(f"{str(path)!r} has {trailing:,} extra bytes after its records; save one array in it")
     return array
 
 
@@ -403,9 +399,8 @@ def _array_label(declared: np.ndarray | None, train: _Part, options: LoadOptions
     """Classes or bounds of the labels, and whether they had to be read from the labels."""
     task = "regression" if options.label_bounds else options.task
     if task == "auto" and declared is None and train.y.dtype.kind in "fiu":
-        whole = (
-            train.y.dtype.kind != "f" and len(np.unique(train.y)) == train.y.max() + 1
-        )  # 0, 1, ..., all of them
+        # Classes, if they are 0, 1, ..., all of them
+        whole = train.y.dtype.kind != "f" and len(np.unique(train.y)) == train.y.max() + 1
         task = "classification" if whole else propose_task(train.y.astype(np.float64))
     if task != "regression":
         classes, read = _class_names(declared, train)
