@@ -23,6 +23,7 @@ import json
 import math
 import os
 import struct
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -39,6 +40,7 @@ from dither.errors import DataError, did_you_mean
 FOLDER_FILES = ("x.npy", "y.npy", "x_test.npy", "y_test.npy", "groups.npy", "groups_test.npy", "classes.json")
 _BLOCK_BYTES = 8 << 20  # read at a time
 _MAX_CLASSES = 1 << 16
+_LONGEST_HEADER = 4 + 4 * 255  # of an idx file
 _MAX_RECORDS = 2**31 - 1  # row numbers are int32
 
 
@@ -349,12 +351,17 @@ def _examine(array: np.ndarray, hasher: RecordHasher | None = None) -> tuple[str
 # idx files
 
 
-def read_idx(path: Path) -> np.ndarray:
-    """The uint8 array of a verified idx file (magic number, dimensions, bytes), gzipped or not."""
-    raw = path.read_bytes()
-    content = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+def read_idx(path: Path, *, blank: bool = False) -> np.ndarray:
+    """The uint8 array of a verified idx file (magic number, dimensions, bytes), gzipped or not; if `blank`, zeros
+    of its shape that take no memory."""
+    content = path.read_bytes()
+    if content[:2] == b"\x1f\x8b":
+        header = zlib.decompressobj(zlib.MAX_WBITS | 16)
+        content = header.decompress(content, _LONGEST_HEADER) if blank else gzip.decompress(content)
     dimensions = content[3]
     shape = struct.unpack_from(f">{dimensions}I", content, 4)
+    if blank:
+        return np.broadcast_to(np.uint8(0), shape)
     return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * dimensions).reshape(shape)
 
 

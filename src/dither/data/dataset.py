@@ -235,6 +235,16 @@ class Dataset(NamedTuple):
         """Whether the records stay on disk."""
         return isinstance(self.x_train, MappedArray)
 
+    @property
+    def blank(self) -> bool:
+        """Whether the records are left out: `x_*` are then `blank_features`."""
+        return not self.streamed and len(self.y_train) > 1 and self.x_train.strides[0] == 0
+
+
+def blank_features(records: int, features: int) -> np.ndarray:
+    """Zeros that take no memory, for those who need labels and shapes alone, such as the accountant."""
+    return np.broadcast_to(np.float32(0), (records, features))
+
 
 def pool(dataset: Dataset) -> Dataset:
     """All records as training records, with an empty test part.
@@ -257,7 +267,9 @@ def pool(dataset: Dataset) -> Dataset:
 
 
 def all_records(dataset: Dataset) -> np.ndarray:
-    """Training records, then test records; still on disk if they are streamed."""
+    """Training records, then test records; still on disk if they are streamed, and blank if they are blank."""
+    if dataset.blank:
+        return blank_features(len(dataset.x_train) + len(dataset.x_test), dataset.x_train.shape[1])
     if isinstance(dataset.x_train, MappedArray) and isinstance(dataset.x_test, MappedArray):
         return MappedArray.concatenate(dataset.x_train, dataset.x_test)
     return np.concatenate([dataset.x_train, dataset.x_test])
