@@ -305,9 +305,11 @@ def _completion(experiment: Experiment, federated: bool) -> dict[str, Any]:
     convex = model.convex and model.curvature is not None and spec.privacy.clip == "example"
     smoothness = _smoothness(experiment) if convex else None
     weights = np.ones(plan.num_clients) if plan.weights is None else plan.weights
+    # What a method in a file does with its noise is unknown: only if it states weights do others count on it.
+    stated = spec.method in METHODS or plan.weights is not None
     return {
         "cohorts": tuple(taking_part),
-        "noise_ratio": noise_ratio(prepared.build(plan.hyper), plan.client_sizes, weights),
+        "noise_ratio": noise_ratio(prepared.build(plan.hyper), plan.client_sizes, weights) if stated else 0.0,
         "convex": convex,
         "smoothness": smoothness,
         "not_covered": tuple(not_covered),
