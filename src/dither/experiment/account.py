@@ -175,7 +175,7 @@ def _compute(
     begun with fresh noise and, where it is not finished, what is left of the plan."""
     from dither.experiment import build
 
-    experiment = build.build_experiment(spec, data_dir=data_dir)
+    experiment = build.build_experiment(spec, data_dir=data_dir, blank=True)
     claim, planned = experiment.prepared.claim, build.planned_rounds(experiment)
     begun = folder.begun() if folder is not None and spec.source_of_randomness == "os" else []
     if folder is not None and begun and finished is None:  # the rest would be made from the newest checkpoint on
