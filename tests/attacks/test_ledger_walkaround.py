@@ -16,6 +16,7 @@ from dither.accounting.ledger.runs import EVERY_RECORD, Budget, Ledger, data_id
 from dither.errors import BudgetExhausted, ConfigError, DitherError, SpecError
 from dither.experiment.folder import RunFolder
 from dither.experiment.train import resume
+from dither.federation.server import load_evaluation_data
 from dither.spec import Spec
 
 DELTA = 1e-5
@@ -202,11 +203,40 @@ def test_charged_records_are_not_public_in_another_dress(place):
     for values, trained in (
         ({"data.public": True}, path),
         ({"data.test_path": str(path), "data.test_public": True}, place / "new.csv"),
+        ({"data.test_path": str(path), "data.public": True}, place / "new.csv"),
     ):
         with pytest.raises(SpecError, match=r"declared public.*people\.csv.* as private"):
             train(place, trained, values=values)
+    for share in (0.0, 0.5):
+        with pytest.raises(SpecError, match="declared public"):
+            dither.plan(
+                "cpfed",
+                epsilon=1.0,
+                proxy=str(path),
+                public_fraction=share,
+                records=100,
+                values={"data.label": "sick"},
+            )
+    assert charges(place) == 1
+
+
+def test_charged_records_are_not_public_wherever_that_is_said(place):
+    """For statistics that nobody charges, for a schema read from them, for scores of a sweep or a federation."""
+    shuffled_rows(people(), place / "other")
+    people(seed=1).to_csv(place / "new.csv", index=False)
+    path = str(place / "other.csv")
+    for given in (path, pd.read_csv(path)):
+        with pytest.raises(SpecError, match="declared public"):
+            dither.statistics(given, epsilon=50.0, public=True)
+    written = invoke("data", "schema", path, "--label", "sick", "--public", "--out", place / "schema.toml")
+    assert "declared public" in str(written.exception)
+    assert not (place / "schema.toml").exists()
+    scored = spec_of(place / "new.csv", **{"data.public": True, "data.test_path": path})
     with pytest.raises(SpecError, match="declared public"):
-        dither.plan("cpfed", epsilon=1.0, proxy=str(path), records=100, values={"data.label": "sick"})
+        dither.sweep(scored, {"privacy.epsilon": [0.5, 1.0]}, out=place / "sweep")
+    dither.data.draft(place / "new.csv", "sick").schema.save(place / "schema.toml")
+    with pytest.raises(SpecError, match="declared public"):
+        load_evaluation_data(scored.with_values({"data.schema": str(place / "schema.toml"), "data.label": ""}))
     assert charges(place) == 1
 
 

@@ -25,7 +25,7 @@ from dither.data.dataset import (
     zeros_aligned,
 )
 from dither.data.drafts import Draft, draft
-from dither.data.hashing import file_digest, hash_table
+from dither.data.hashing import check_unchanged, file_digest, hash_table
 from dither.data.plots import class_counts, describe, draw_partition, partition_table
 from dither.data.schema import (
     Categorical,
@@ -51,6 +51,7 @@ __all__ = [
     "Numeric",
     "Schema",
     "all_records",
+    "check_unchanged",
     "class_counts",
     "describe",
     "draft",

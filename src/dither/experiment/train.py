@@ -19,8 +19,8 @@ import numpy as np
 
 from dither.accounting import ClientRange
 from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, data_id, rounds_in
-from dither.data import Dataset, file_digest, hash_records
-from dither.errors import BudgetExhausted, ClientRefused, DataError, DitherError, RunExists, SpecError
+from dither.data import Dataset, check_unchanged, hash_records
+from dither.errors import BudgetExhausted, ClientRefused, DitherError, RunExists, SpecError
 from dither.experiment import build, plots
 from dither.experiment.build import Compiled, Experiment, build_experiment, choose
 from dither.experiment.folder import Checkpoint, RunFolder, lock, to_json, write_text
@@ -205,10 +205,8 @@ def spending(
 ) -> Spending | JointSpending | None:
     """The run's account in a ledger, or None for a set of the catalogue without one."""
     spec = experiment.spec
-    if spec.data.test_public and spec.data.test_path:
-        build.refuse_charged(spec.data.test_path)
+    check_public(experiment)
     if ledger is None and not spec.private:
-        check_public(experiment)
         return None
     if experiment.plan.assumed:
         raise SpecError(
@@ -243,8 +241,10 @@ def spending(
 
 
 def check_public(experiment: Experiment) -> None:
-    """`SpecError` if training records that are declared public were charged before."""
+    """`SpecError` if records that are declared public, for training or for scores, were charged before."""
     spec, dataset = experiment.spec.data, experiment.dataset
+    if spec.test_path and experiment.spec.scored:
+        build.refuse_charged(spec.test_path)
     files: list[tuple[str, np.ndarray | None]] = [(spec.path, dataset.record_hashes)]
     if dataset.sources:
         files = [(str(source.path), source.record_hashes) for source in dataset.sources]
@@ -255,14 +255,11 @@ def check_public(experiment: Experiment) -> None:
 def _identified(experiment: Experiment, book: Ledger, *, new_ledger: bool) -> list[str]:
     """The ledger's ids of the records: one for each file, after saying which records it holds."""
     spec, dataset = experiment.spec, experiment.dataset
-    files = [(str(source.path), source.content) for source in dataset.sources] or [
-        (spec.data.path, dataset.content)
-    ]
-    for path, content in files:
-        if content and file_digest(path) != content:
-            raise DataError(f"{path!r} changed after it was read; start the run again")
     if dataset.sources:
         ids = [data_id(book, path=str(source.path), digest=source.digest) for source in dataset.sources]
+        for source in dataset.sources:
+            if source.content:
+                check_unchanged(source.path, source.content)
         for each, source in zip(ids, dataset.sources, strict=True):
             rows = partial(np.asarray, source.record_hashes)
             name = f"{spec.data.id}/{source.name}" if spec.data.id else ""
@@ -270,6 +267,8 @@ def _identified(experiment: Experiment, book: Ledger, *, new_ledger: bool) -> li
         return ids
     # What was read is charged, not what lies there by now.
     only = data_id(book, path=spec.data.path, name=spec.data.name, digest=dataset.ledger_digest)
+    if dataset.content:
+        check_unchanged(spec.data.path, dataset.content)
     if spec.data.path:
         read = dataset.record_hashes
         book.identify(

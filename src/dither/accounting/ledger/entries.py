@@ -15,6 +15,7 @@ from dither.errors import ConfigError, LedgerError
 from dither.types import ExactNoise, Release, Sampling, Uses
 
 GENESIS, CHARGE, BUDGET, DATA = "genesis", "charge", "budget", "data"
+EVERY_RECORD = "every record"  # the account of what the most exposed record of a data set has revealed
 FORMAT = 2  # 2 knows DATA entries; files of format 1 are read, and become 2 with the first of them
 
 Participated = Sequence[tuple[tuple[Release, ...], int]]

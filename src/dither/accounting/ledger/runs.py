@@ -3,7 +3,8 @@
 Whose account? A record may belong to client 3 today and to client 5 tomorrow, or be partitioned by another
 column. So every run is charged to the account "every record" with what its most exposed client reveals, and the
 budget of a data set holds for that account. With `data.partition = "column"`, each institution also has its own
-account, which its own budget may limit further. If each institution has its own file, each file is its own data
+account, which its own budget may limit further; a run that does not name an institution is charged to it as to
+"every record" (`book`). If each institution has its own file, each file is its own data
 set, charged with what its client reveals. In a federation, the institution's own ledger has the same entries.
 """
 
@@ -18,11 +19,10 @@ import numpy as np
 from dither.accounting import compress
 from dither.accounting.accountant import Accountant, alike, classes
 from dither.accounting.ledger import Budget, Charge, Ledger
+from dither.accounting.ledger.entries import EVERY_RECORD
 from dither.data import folder_digest
 from dither.errors import BudgetExhausted
 from dither.types import Release, RoundInfo
-
-EVERY_RECORD = "every record"
 
 
 def data_id(ledger: Ledger, *, path: str = "", name: str = "", digest: str = "") -> str:
@@ -149,8 +149,10 @@ class Spending:
         everyone = Charge(EVERY_RECORD, list(added.items()))
         if self._clients is None:
             return [everyone]
-        by_client = sorted(self._seen(start, stop).items())
-        return [everyone, *(Charge(self._clients[client], compress(seen)) for client, seen in by_client)]
+        # All are named: who is picked in none of these rounds reveals nothing in them.
+        seen = self._seen(start, stop)
+        named = enumerate(self._clients)
+        return [everyone, *(Charge(name, compress(seen.get(client, []))) for client, name in named)]
 
     def _seen(self, start: int, stop: int) -> dict[int, list[tuple[Release, ...]]]:
         """What each client reveals in rounds start..stop-1."""
