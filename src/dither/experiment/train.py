@@ -218,6 +218,14 @@ def spending(
     book = Ledger(ledger or Ledger.default_path(), anchor=anchor)
     own_rows = spec.data.partition == "column"
     datasets = _identified(experiment, book, new_ledger=new_ledger)
+    held_out = _held_out(experiment, book)
+    for dataset, rows in zip(datasets, held_out, strict=True):
+        if spec.scored and rows and book.held_out(dataset) - {rows}:
+            raise SpecError(
+                f"data.test_public declares records of {book.called(dataset)} public that were charged as private: "
+                "other runs held out other records, or none. Give the public ones in a file of their own "
+                "(data.test_path), or keep data.test_fraction, data.split and seed as they were"
+            )
     # The run's name in the ledger holds all that determines what it releases: a folder whose spec, seed, records
     # or surroundings were changed is another run, which pays for itself.
     made_of = np.frombuffer(build.origin(experiment, folder.provenance()).encode(), np.uint8)
@@ -234,6 +242,7 @@ def spending(
             clients=experiment.partition.names if own_rows else None,
             client=number if one_client_each else None,
             replay=spec.source_of_randomness == "seeded",
+            held_out=held_out[number],
         )
         for number, dataset in enumerate(datasets)
     ]
@@ -243,8 +252,8 @@ def spending(
 def check_public(experiment: Experiment) -> None:
     """`SpecError` if records that are declared public, for training or for scores, were charged before."""
     spec, dataset = experiment.spec.data, experiment.dataset
-    if spec.test_path and experiment.spec.scored:
-        build.refuse_charged(spec.test_path)
+    if experiment.spec.scored and (spec.test_path or dataset.test_hashes is not None):
+        build.refuse_charged(spec.test_path or spec.path, dataset.test_hashes)
     files: list[tuple[str, np.ndarray | None]] = [(spec.path, dataset.record_hashes)]
     if dataset.sources:
         files = [(str(source.path), source.record_hashes) for source in dataset.sources]
@@ -279,6 +288,19 @@ def _identified(experiment: Experiment, book: Ledger, *, new_ledger: bool) -> li
             new_ledger=new_ledger,
         )
     return [only]
+
+
+def _held_out(experiment: Experiment, book: Ledger) -> list[str]:
+    """A name of the records in each file that are held out of training; empty if none is."""
+    dataset, scored = experiment.dataset, experiment.problem.test_rows[0]
+    if experiment.spec.data.split not in ("given", "rows"):  # the clients hold theirs out, of the pooled records
+        pooled = book.fingerprint(np.sort(scored)) if len(scored) else ""
+        return [pooled] * max(len(dataset.sources), 1)
+    files = [(each.record_hashes, each.test_rows) for each in dataset.sources]
+    return [
+        book.fingerprint(np.sort(hashes[0, rows])) if hashes is not None and rows is not None and len(rows) else ""
+        for hashes, rows in files or [(dataset.record_hashes, dataset.test_rows)]
+    ]
 
 
 def resume(path: str | Path, **arguments: Any) -> Report:

@@ -129,6 +129,7 @@ class Book:
         self.rounds: dict[tuple[str, str], list[tuple[int, int]]] = {}  # (data set, run) -> what was charged
         self._charged: set[tuple[str, str, bytes]] = set()
         self._registered: set[tuple[str, str]] = set()  # (data set, run)
+        self.held_out: dict[str, set[str]] = {}  # data set -> what its charges left out; "": nothing
         self._began: dict[str, int] = {}  # run -> its place in the order of first charges
         self._late: set[str] = set()  # data sets whose budget was set, raised or joined after the first charge
         self._values: dict[object, float] = {}
@@ -157,6 +158,7 @@ class Book:
                 account = accounts.setdefault(client, Account())
                 _charge(account, row.run, charged, counts, plan)
             self._began.setdefault(row.run, len(self._began))
+            self.held_out.setdefault(dataset, set()).add(charged.held_out)
             self.rounds.setdefault((row.dataset, row.run), []).append(charged.rounds)
             if charged.plan is not None:
                 self._registered.add((row.dataset, row.run))
@@ -233,6 +235,7 @@ class Book:
         self._same[gone] = kept
         if self.accounts.get(gone) and self.accounts.get(kept):
             self._late.add(kept)
+        self.held_out.setdefault(kept, set()).update(self.held_out.pop(gone, ()))
         accounts = self.accounts.setdefault(kept, {})
         for client, account in self.accounts.pop(gone, {}).items():
             accounts.setdefault(client, Account()).join(account)
