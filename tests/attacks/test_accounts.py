@@ -10,6 +10,8 @@ from dither.accounting.ledger import Budget, Charge, Ledger
 from dither.accounting.ledger.runs import EVERY_RECORD, Spending, data_id
 from dither.data.hashing import hash_arrays
 from dither.errors import BudgetExhausted, DataError
+from dither.experiment import counting
+from dither.experiment.statistics import statistics
 from dither.federation.agreement import PartyData
 from dither.spec import Spec
 from dither.types import Release, Sampling
@@ -103,6 +105,40 @@ def test_a_party_does_not_read_arrays_of_another_file(tmp_path):
     agreement = SimpleNamespace(schema=None, classes=("0", "1"), spec=Spec())
     with pytest.raises(DataError, match=r"cat\.npz' changed after it was read"):
         source.encode(agreement)
+
+
+def test_counts_are_of_the_file_that_is_charged(tmp_path, monkeypatch):
+    path, read = tmp_path / "table.csv", counting.read
+    path.write_text("age\n1\n2\n3\n")
+
+    def replaced_meanwhile(each):
+        table = read(each)
+        path.write_text("age\n4\n5\n6\n")
+        return table
+
+    monkeypatch.setattr(counting, "read", replaced_meanwhile)
+    with pytest.raises(DataError, match=r"table\.csv' changed after it was read"):
+        statistics(path, epsilon=1.0, ledger=tmp_path / "ledger.sqlite")
+    assert charges(tmp_path) == 0
+
+
+def charges(place):
+    return sum(entry.kind == "charge" for entry in Ledger(place / "ledger.sqlite").history())
+
+
+def test_no_file_is_charged_for_counts_that_another_one_refuses(tmp_path):
+    """The first file had paid before the second could not, or turned out to hold the same records."""
+    files = [tmp_path / name for name in ("north.csv", "south.csv")]
+    for number, file in enumerate(files):
+        file.write_text("age\n" + "".join(f"{10 * number + age}\n" for age in range(10)))
+    book = Ledger(tmp_path / "ledger.sqlite")
+    book.set_budget(data_id(book, path=str(files[1])), Budget(0.5, DELTA))
+    with pytest.raises(BudgetExhausted):
+        statistics(files, epsilon=1.0, ledger=book.path)
+    files[1].write_text(files[0].read_text() + "99\n")
+    with pytest.raises(DataError, match="share 100%"):
+        statistics(files, epsilon=1.0, ledger=book.path)
+    assert charges(tmp_path) == 0
 
 
 # Records that Dither itself scales

@@ -386,7 +386,7 @@ def test_a_test_split_that_is_drawn_after_training_is_not_public(place):
     report = train(place, place / "people.csv", values={**public, "privacy.epsilon": 0.5})
     assert report.test_accuracy is not None
     dither.statistics(str(place / "people.csv"), epsilon=0.1)
-    with pytest.raises(SpecError, match="data.test_public declares"):
+    with pytest.raises(SpecError, match=r"data\.test_public declares"):
         train(place, place / "people.csv", values={**public, "privacy.epsilon": 0.4})
 
 

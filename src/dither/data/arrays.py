@@ -179,8 +179,8 @@ def load_folder(path: StrPath, options: LoadOptions = LoadOptions(), *, stream: 
     if test is not None:
         digests.append(_digest(test.groups))
     digest = hashlib.sha256("\n".join(digests).encode()).hexdigest()
-    hashes = {"record_hashes": record_hashes, "test_hashes": test_hashes}
-    return dataset._replace(digest=digest, ledger_digest=train_digest, **hashes)
+    dataset = dataset._replace(record_hashes=record_hashes, test_hashes=test_hashes)
+    return dataset._replace(digest=digest, ledger_digest=train_digest)
 
 
 def open_folder(path: StrPath, *, label: Label, labels: str) -> tuple[MappedArray, np.ndarray | None]:

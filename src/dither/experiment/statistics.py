@@ -109,6 +109,7 @@ def statistics(
     """Private statistics of one table or of several, one for each institution. Every file is charged before the
     first look, to `ledger` or to the user's own. Data frames have no account: they must be declared `public`."""
     given = list(data) if isinstance(data, list | tuple) else [data]
+    contents = counting.digests(given)
     tables = [counting.read(each) for each in given]
     counting.check_budget(epsilon, delta)
     names = counting.shared_columns(tables, columns)
@@ -116,7 +117,8 @@ def statistics(
         for each, table in zip(given, tables, strict=True):
             refuse_charged("data" if each is table else str(each), hash_table(table))
     else:
-        counting.charge(Ledger(ledger or Ledger.default_path()), given, epsilon, delta, new_ledger=new_ledger)
+        book = Ledger(ledger or Ledger.default_path())
+        counting.charge(book, given, contents, epsilon, delta, new_ledger=new_ledger)
     described = describe(Counting(tables, epsilon, delta, words), names)
     return Statistics(described, epsilon, delta, len(tables))
 

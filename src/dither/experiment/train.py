@@ -222,8 +222,8 @@ def spending(
     for dataset, rows in zip(datasets, held_out, strict=True):
         if spec.scored and rows and book.held_out(dataset) - {rows}:
             raise SpecError(
-                f"data.test_public declares records of {book.called(dataset)} public that were charged as private: "
-                "other runs held out other records, or none. Give the public ones in a file of their own "
+                f"data.test_public declares records of {book.called(dataset)} public that were charged as private "
+                "(other runs held out other records, or none): give the public ones in a file of their own "
                 "(data.test_path), or keep data.test_fraction, data.split and seed as they were"
             )
     # The run's name in the ledger holds all that determines what it releases: a folder whose spec, seed, records
@@ -296,11 +296,14 @@ def _held_out(experiment: Experiment, book: Ledger) -> list[str]:
     if experiment.spec.data.split not in ("given", "rows"):  # the clients hold theirs out, of the pooled records
         pooled = book.fingerprint(np.sort(scored)) if len(scored) else ""
         return [pooled] * max(len(dataset.sources), 1)
-    files = [(each.record_hashes, each.test_rows) for each in dataset.sources]
-    return [
-        book.fingerprint(np.sort(hashes[0, rows])) if hashes is not None and rows is not None and len(rows) else ""
-        for hashes, rows in files or [(dataset.record_hashes, dataset.test_rows)]
-    ]
+
+    def name(hashes: np.ndarray | None, rows: np.ndarray | None) -> str:
+        if hashes is None or rows is None or not len(rows):
+            return ""
+        return book.fingerprint(np.sort(hashes[0, rows]))
+
+    files = [name(each.record_hashes, each.test_rows) for each in dataset.sources]
+    return files or [name(dataset.record_hashes, dataset.test_rows)]
 
 
 def resume(path: str | Path, **arguments: Any) -> Report:
