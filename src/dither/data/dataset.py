@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dither.data.schema import Schema, text_column
+from dither.data.schema import Label, Schema, text_column
 from dither.data.tables import StrPath
 from dither.errors import DataError, did_you_mean
 
@@ -378,30 +378,32 @@ class LoadOptions(NamedTuple):
     split_by_rows: bool = False
 
 
+Part = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # features, labels, groups
+
+
+def make_dataset(
+    name: str, label: Label, train: Part, test: Part | None, options: LoadOptions, **known: Any
+) -> Dataset:
+    """A data set of two parts, with what else is `known` of it; without test records, a part of the others is held
+    out."""
+    x, y, groups = train
+    x_test, y_test, groups_test = test or (x[:0], y[:0], None)
+    parts: dict[str, Any] = {"x_train": x, "y_train": y, "groups": groups}
+    parts |= {"x_test": x_test, "y_test": y_test, "groups_test": groups_test}
+    dataset = Dataset(name, **parts, classes=label.classes, label_bounds=label.bounds, **known)
+    if test is not None:
+        return dataset
+    return hold_out(dataset, options.test_fraction, options.seed, by_rows=options.split_by_rows)
+
+
 def dataset_from_tables(
     name: str, train: pd.DataFrame, test: pd.DataFrame | None, schema: Schema, options: LoadOptions
 ) -> Dataset:
     """Encode tables by the schema; without a test table, hold out a part of the rows."""
-    x, y, groups = _encode(train, schema, options)
-    x_test, y_test, groups_test = (x[:0], y[:0], None) if test is None else _encode(test, schema, options)
-    dataset = Dataset(
-        name=name,
-        x_train=x,
-        y_train=y,
-        x_test=x_test,
-        y_test=y_test,
-        classes=schema.label.classes,
-        label_bounds=schema.label.bounds,
-        feature_names=schema.feature_names(options.features),
-        schema=schema,
-        groups=groups,
-        groups_test=groups_test,
-        notes=schema.coverage_notes(),
-        covered=schema.covered,
-    )
-    if test is not None:
-        return dataset
-    return hold_out(dataset, options.test_fraction, options.seed, by_rows=options.split_by_rows)
+    given_test = None if test is None else _encode(test, schema, options)
+    names, notes = schema.feature_names(options.features), schema.coverage_notes()
+    known: dict[str, Any] = {"feature_names": names, "schema": schema, "notes": notes, "covered": schema.covered}
+    return make_dataset(name, schema.label, _encode(train, schema, options), given_test, options, **known)
 
 
 def dataset_from_sources(
@@ -443,9 +445,7 @@ def dataset_from_sources(
     return parts[0]._replace(**joined, sources=tuple(named), test_rows=None)
 
 
-def _encode(
-    frame: pd.DataFrame, schema: Schema, options: LoadOptions
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+def _encode(frame: pd.DataFrame, schema: Schema, options: LoadOptions) -> Part:
     """(features, class numbers, groups)."""
     x = schema.encode(frame, options.encoding, options.features, labels="ignore").x
     y = schema.encode_labels(frame)
@@ -524,10 +524,20 @@ def partition(
     if kind == "files":
         if not isinstance(dataset_or_labels, Dataset) or not dataset_or_labels.sources:
             raise DataError("partition 'files' needs several files: a folder, a pattern or a list as data.path")
-        groups, names = dataset_or_labels.groups, tuple(source.name for source in dataset_or_labels.sources)
-        return _by_group(groups, names, "there are {} files", num_clients, records_per_client, rng)
+        files = tuple(source.name for source in dataset_or_labels.sources)
+        values = np.asarray(dataset_or_labels.groups)
+        return _by_group(values, files, "there are {} files", num_clients, records_per_client, rng)
     if kind == "column":
-        return _by_column(labels, groups, num_clients, records_per_client, rng)
+        if groups is None:
+            raise DataError(
+                "a column partition needs the column: load the data with group_column='COLUMN' (for a folder of "
+                "arrays, add groups.npy to it)"
+            )
+        values = np.asarray(groups)
+        if len(values) != len(labels):
+            raise DataError(f"groups has {len(values)} values for {len(labels)} records; one per record is needed")
+        names = tuple(str(name) for name in np.unique(values))
+        return _by_group(values, names, "the column has {} values", num_clients, records_per_client, rng)
     if num_clients < 1:
         raise DataError(f"num_clients={num_clients}; at least 1 client is needed")
     if num_clients > len(labels):
@@ -684,28 +694,9 @@ def _check_alpha(alpha: float) -> None:
         raise DataError(f"alpha={alpha} must be a positive number")
 
 
-def _by_column(
-    labels: np.ndarray,
-    groups: np.ndarray | Sequence[str] | None,
-    num_clients: int,
-    records_per_client: int,
-    rng: np.random.Generator,
-) -> ClientPartition:
-    if groups is None:
-        raise DataError(
-            "a column partition needs the column: load the data with group_column='COLUMN' (for a folder of "
-            "arrays, add groups.npy to it)"
-        )
-    values = np.asarray(groups)
-    if len(values) != len(labels):
-        raise DataError(f"groups has {len(values)} values for {len(labels)} records; one per record is needed")
-    names = tuple(str(name) for name in np.unique(values))
-    return _by_group(values, names, "the column has {} values", num_clients, records_per_client, rng)
-
-
 # reason: one parameter for each fact of a partition
 def _by_group(
-    groups: np.ndarray | None,
+    groups: np.ndarray,
     names: tuple[str, ...],
     what: str,
     num_clients: int,
@@ -717,27 +708,19 @@ def _by_group(
         raise DataError(
             f"num_clients={num_clients}, but {what.format(len(names))}; set num_clients to {len(names)} or 0"
         )
-    values, client_of = np.unique(np.asarray(groups), return_inverse=True)
+    values, client_of, counts = np.unique(groups, return_inverse=True, return_counts=True)
     # One sort for all clients.
-    counts = np.bincount(client_of, minlength=len(values))
-    rows_of = dict(
-        zip(
-            (str(value) for value in values),
-            np.split(np.argsort(client_of, kind="stable"), np.cumsum(counts)[:-1]),
-            strict=True,
-        )
-    )
-    parts: list[np.ndarray] = []
-    for name in names:
-        rows = rows_of[name]
-        if records_per_client:
+    rows_by_value = np.split(np.argsort(client_of, kind="stable"), np.cumsum(counts)[:-1])
+    rows_of = dict(zip(map(str, values), rows_by_value, strict=True))
+    parts = [rows_of[name] for name in names]
+    if records_per_client:
+        for name, rows in zip(names, parts, strict=True):
             if len(rows) < records_per_client:
                 raise DataError(
                     f"client {name!r} has {len(rows)} records, records_per_client={records_per_client}; "
                     f"lower it to {len(rows)} or less"
                 )
-            rows = rng.permutation(rows)[:records_per_client]
-        parts.append(rows)
+        parts = [rng.permutation(rows)[:records_per_client] for rows in parts]
     return _partition(parts, names)
 
 
