@@ -15,6 +15,7 @@ from dither.data.dataset import (
     Dataset,
     MappedArray,
     all_records,
+    blank_features,
     partition,
     per_client_split,
     pool,

@@ -238,6 +238,16 @@ class Dataset(NamedTuple):
         """Whether the records stay on disk."""
         return isinstance(self.x_train, MappedArray)
 
+    @property
+    def blank(self) -> bool:
+        """Whether the records are left out: `x_*` are then `blank_features`."""
+        return not self.streamed and len(self.y_train) > 1 and self.x_train.strides[0] == 0
+
+
+def blank_features(records: int, features: int) -> np.ndarray:
+    """Zeros that take no memory, for those who need labels and shapes alone, such as the accountant."""
+    return np.broadcast_to(np.float32(0), (records, features))
+
 
 def pool(dataset: Dataset) -> Dataset:
     """All records as training records, with an empty test part.
@@ -260,7 +270,9 @@ def pool(dataset: Dataset) -> Dataset:
 
 
 def all_records(dataset: Dataset) -> np.ndarray:
-    """Training records, then test records; still on disk if they are streamed."""
+    """Training records, then test records; still on disk if they are streamed, and blank if they are blank."""
+    if dataset.blank:
+        return blank_features(len(dataset.x_train) + len(dataset.x_test), dataset.x_train.shape[1])
     if isinstance(dataset.x_train, MappedArray) and isinstance(dataset.x_test, MappedArray):
         return MappedArray.concatenate(dataset.x_train, dataset.x_test)
     return np.concatenate([dataset.x_train, dataset.x_test])
@@ -315,17 +327,13 @@ def stratified_split(labels: np.ndarray, test_count: int, seed: int) -> tuple[np
     """Row numbers (train, test), both ascending: `test_count` test rows, the classes in proportion. Labels of a
     regression (fractions) are not stratified."""
     if not 0 <= test_count < len(labels):
-        raise DataError(
-            f"{test_count} test records of {len(labels)} were requested; at least one must remain for training"
-        )
+        raise DataError(f"{test_count} test records of {len(labels)}: at least one must remain for training")
     rng = stream(seed, "test split")
     if labels.dtype.kind == "f":
         labels = np.zeros(len(labels), np.int32)
-    values, class_of = np.unique(labels, return_inverse=True)
+    class_of = np.unique(labels, return_inverse=True)[1]
     test_counts = largest_remainder(np.bincount(class_of), test_count)
-    chosen = [
-        rng.permutation(np.flatnonzero(class_of == index))[: test_counts[index]] for index in range(len(values))
-    ]
+    chosen = [rng.permutation(np.flatnonzero(class_of == at))[:count] for at, count in enumerate(test_counts)]
     is_test = np.zeros(len(labels), dtype=bool)
     is_test[np.concatenate(chosen)] = True
     return np.flatnonzero(~is_test), np.flatnonzero(is_test)
@@ -419,9 +427,7 @@ def dataset_from_sources(
     for source in sources:  # a record that two clients hold reveals more than either proof says
         other = holders.setdefault(np.sort(source.record_hashes[0]).tobytes(), source.name)
         if other != source.name:
-            raise DataError(
-                f"{other!r} and {source.name!r} hold the same records; give each institution's records once"
-            )
+            raise DataError(f"{other!r} and {source.name!r} hold the same records; give them once")
     nothing = None if test is None else test[:0]
     parts = [
         dataset_from_tables(source.name, table, nothing, schema, options)

@@ -179,9 +179,7 @@ class Schema:
         try:
             content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise DataError(
-                f"schema file {str(path)!r} not found; draft one with `dither data schema FILE`"
-            ) from None
+            raise DataError(f"schema file {str(path)!r} not found; `dither data schema` drafts one") from None
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise DataError(f"schema file {str(path)!r} cannot be read: {error}") from None
         try:
@@ -426,10 +424,8 @@ def scaled_labels(values: np.ndarray, bounds: tuple[float, float], where: str) -
         if np.isnan(values[bad[0]]):
             raise DataError(_empty(where, bad))
         raise DataError(f"{where} is not finite in row {bad[0] + 1}; remove the row")
-    scaled: np.ndarray = ((np.clip(np.asarray(values, np.float64), low, high) - low) / (high - low)).astype(
-        np.float32
-    )
-    return scaled
+    clamped = np.clip(np.asarray(values, np.float64), low, high)
+    return np.asarray((clamped - low) / (high - low), np.float32)
 
 
 def _empty(where: str, rows: np.ndarray) -> str:
@@ -457,11 +453,8 @@ def propose_task(values: np.ndarray) -> str:
     if np.isnan(distinct).any():
         return "classification"
     whole = np.array_equal(distinct, np.round(distinct))
-    return (
-        "regression"
-        if len(distinct) > (MOST_WHOLE_CLASSES if whole else MOST_FRACTIONAL_CLASSES)
-        else "classification"
-    )
+    most = MOST_WHOLE_CLASSES if whole else MOST_FRACTIONAL_CLASSES
+    return "regression" if len(distinct) > most else "classification"
 
 
 def _toml(content: Mapping[str, Any]) -> str:
@@ -525,9 +518,7 @@ def _privacy_from_dict(content: Any) -> SchemaPrivacy:
     _check_keys("[privacy]", content, ("epsilon", "delta"), ("charge",))
     epsilon, delta = (_number(f"{key} of [privacy]", content[key]) for key in ("epsilon", "delta"))
     if epsilon <= 0 or not 0 < delta < 1:
-        raise DataError(
-            f"[privacy] has epsilon={epsilon:g} and delta={delta:g}; they must satisfy ε > 0 and 0 < δ < 1"
-        )
+        raise DataError(f"[privacy] has epsilon={epsilon:g} and delta={delta:g}; needed: ε > 0 and 0 < δ < 1")
     return SchemaPrivacy(epsilon, delta, str(content.get("charge", "")))
 
 
