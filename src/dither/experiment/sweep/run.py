@@ -103,7 +103,8 @@ def sweep(
                 )
             shared = {"specs": [spec.to_toml() for spec in specs], "limit": limit, "finished": sorted(finished)}
             plan = _shared_plan(shared, data_dir, dataset)
-            for experiment in {each.spec.data.path: each for each in plan.experiments}.values():
+            files = {(each.spec.data.path, each.spec.data.test_path): each for each in plan.experiments}
+            for experiment in files.values():
                 check_public(experiment)
         runs = finished | _train(plan, finished, folder, prove, clock, progress)
         if limit is not None and (estimate := _estimated_bytes(plan)) > limit:
