@@ -179,7 +179,9 @@ class Schema:
         try:
             content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise DataError(f"schema file {str(path)!r} not found; `dither data schema` drafts one") from None
+            raise DataError(
+                f"schema file {str(path)!r} not found; draft one with `dither data schema FILE`"
+            ) from None
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise DataError(f"schema file {str(path)!r} cannot be read: {error}") from None
         try:
@@ -518,7 +520,9 @@ def _privacy_from_dict(content: Any) -> SchemaPrivacy:
     _check_keys("[privacy]", content, ("epsilon", "delta"), ("charge",))
     epsilon, delta = (_number(f"{key} of [privacy]", content[key]) for key in ("epsilon", "delta"))
     if epsilon <= 0 or not 0 < delta < 1:
-        raise DataError(f"[privacy] has epsilon={epsilon:g} and delta={delta:g}; needed: ε > 0 and 0 < δ < 1")
+        raise DataError(
+            f"[privacy] has epsilon={epsilon:g} and delta={delta:g}; they must satisfy ε > 0 and 0 < δ < 1"
+        )
     return SchemaPrivacy(epsilon, delta, str(content.get("charge", "")))
 
 
