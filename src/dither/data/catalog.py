@@ -384,8 +384,10 @@ def _load_tables(
         dataset = dataset_from_sources(sources, tables, test, schema, options)
     else:
         dataset = dataset_from_tables(name, frame, test, schema, options)
-        _, _, hashes, digest, content = sources[0]
-        dataset = dataset._replace(record_hashes=hashes, ledger_digest=digest, content=content)
+        only = sources[0]
+        dataset = dataset._replace(
+            record_hashes=only.record_hashes, ledger_digest=only.digest, content=only.content
+        )
     return dataset._replace(notes=(*dataset.notes, *notes))
 
 
