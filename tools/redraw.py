@@ -24,7 +24,7 @@ from dither.reproduction import drawing, report
 from dither.reproduction.drawing import Series
 from dither.reproduction.figure import Figure, Line, Panel, Table, View, select
 from dither.reproduction.judging import JudgedCriterion
-from dither.reproduction.report import FigureResult, SettingEpsilon
+from dither.reproduction.report import FigureResult
 from dither.reproduction.running import Reproduction, draw_figure
 
 
@@ -73,7 +73,6 @@ def _typed(judged: dict[str, Any]) -> dict[str, Any]:
     return {
         "claims": tuple(decode(JudgedCriterion, claim) for claim in judged["claims"]),
         "tables": tuple(Table(**table) for table in judged["tables"]),
-        "epsilons": tuple(SettingEpsilon(**row) for row in judged["epsilons"]),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import struct
 import subprocess
@@ -49,13 +50,11 @@ def test_importing_the_room_is_light() -> None:
 
 
 def test_functions_are_not_shadowed_by_modules() -> None:
-    import dither.data.dataset
-    import dither.data.plots  # noqa: F401
-
-    assert callable(data.partition)
-    assert callable(data.describe)
-    for name in data.__all__:
-        assert getattr(data, name).__class__.__name__ != "module"
+    room = Path(data.__file__)
+    imports = [node for node in ast.parse(room.read_text()).body if isinstance(node, ast.ImportFrom)]
+    offered = {alias.name for node in imports for alias in node.names}
+    assert {"partition", "describe", "load"} <= offered
+    assert not offered & {path.stem for path in room.parent.glob("*.py")}
 
 
 def test_the_published_downloads() -> None:
@@ -134,6 +133,8 @@ def test_both_adult_forms_read_alike(tmp_path: Path) -> None:
     )
     pd.testing.assert_frame_equal(original, csv)
     pd.testing.assert_frame_equal(original, test)
+    for name in ("adult.data", "adult.test", "adult.csv"):
+        assert catalog.adult_labels(tmp_path / name, ("<=50K", ">50K")).tolist() == [0, 1]
     x, y, names = data.packaged_schema("adult").encode(csv)
     assert y is not None
     assert y.tolist() == [0, 1]
@@ -234,12 +235,35 @@ def test_idx_files(tmp_path: Path, name: str) -> None:
     array = np.arange(24).reshape(2, 3, 4)
     write_idx(tmp_path / name, array)
     np.testing.assert_array_equal(arrays.read_idx(tmp_path / name), array)
+    blank = arrays.read_idx(tmp_path / name, blank=True)
+    assert blank.shape == array.shape
+    assert not blank.any()
+
+
+@pytest.mark.parametrize("name", ["adult", "mnist", "emnist-bymerge"])
+def test_blank_sets_have_the_same_labels_and_shapes(name: str) -> None:
+    full, blank = load_or_skip(name), data.load(name, blank=True)
+    assert blank.blank
+    assert not full.blank
+    for key, value in full._asdict().items():
+        if key.startswith("x_"):
+            assert (getattr(blank, key).shape, getattr(blank, key).dtype) == (value.shape, value.dtype)
+        elif key.startswith("y_"):
+            np.testing.assert_array_equal(getattr(blank, key), value)
+            assert getattr(blank, key).dtype == value.dtype
+        else:
+            assert getattr(blank, key) == value
+    pooled = data.pool(blank)
+    assert pooled.blank
+    assert pooled.x_train.shape == (len(full.x_train) + len(full.x_test), full.x_train.shape[1])
 
 
 def test_emnist_is_turned_upright() -> None:
     image = np.zeros((1, 3, 3), dtype=np.uint8)
     image[0, 0, 2] = 9  # stored top right
-    assert catalog.upright(image)[0, 2, 0] == 9
+    entries = data.entries()
+    assert catalog.upright(image, entries["emnist-balanced"])[0, 2, 0] == 9
+    assert catalog.upright(image, entries["mnist"]) is image
 
 
 def test_mnist_5k() -> None:

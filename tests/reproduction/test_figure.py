@@ -110,7 +110,8 @@ def test_select_knows_papers_and_figures_and_refuses_others():
 
 
 def test_printed_numbers_of_dp_scaffold():
-    rows = figures.load("dp-scaffold/fig3").tables(None)[0].rows
+    figure = figures.load("dp-scaffold/fig3")
+    rows = figure.tables(figure.views("smoke")[0])[0].rows
     computed = [row["computed"] for row in rows]
     assert computed[0] == "11.51472"  # printed 11.5147
     assert computed[2] == "7.67672"  # printed 7.6769
@@ -135,6 +136,16 @@ def test_disagreements_are_between_decided_claims_only():
     assert report.disagreements([claim(HOLDS, FAILS)], [claim(HOLDS, HOLDS)]) == [
         "X, proven: fails here, holds there"
     ]
+
+
+def test_a_figure_counts_the_seeds_that_an_undecided_criterion_was_given(tmp_path):
+    figure = figures.load("secure-fedavg/fig2")
+    printed = figure.views("full", Invented(), Answers())[:1]
+    judged = running._judged_figure(figure, printed, {}, {})
+    most = max(row["seeds"] for claim in judged.claims for row in claim.printed.numbers)
+    assert most > judged.seeds == 5
+    assert judged.runs > len(printed[0].needed())
+    assert f"<dd>5; up to {most} where a criterion was undecided</dd>" in report._figure(judged, tmp_path)
 
 
 # What the papers leave open

@@ -64,12 +64,6 @@ def test_greater_by(a, b, status):
     assert judging.greater_by(first, second, ("a", "b")).status == status
 
 
-def test_greater_by_a_margin():
-    first, second = around(0.3, 0.1)
-    assert judging.greater_by(first, second, ("a", "b"), margin=0.1).status == HOLDS
-    assert judging.greater_by(first, second, ("a", "b"), margin=0.5).status == FAILS
-
-
 @pytest.mark.parametrize(
     ("a", "b", "status"),
     [

@@ -15,6 +15,7 @@ from dither.data.dataset import (
     Dataset,
     MappedArray,
     all_records,
+    blank_features,
     partition,
     per_client_split,
     pool,
@@ -25,7 +26,7 @@ from dither.data.dataset import (
     zeros_aligned,
 )
 from dither.data.drafts import Draft, draft
-from dither.data.hashing import file_digest, hash_table
+from dither.data.hashing import check_unchanged, file_digest, hash_table
 from dither.data.plots import class_counts, describe, draw_partition, partition_table
 from dither.data.schema import (
     Categorical,
@@ -38,46 +39,3 @@ from dither.data.schema import (
 )
 from dither.data.tables import read_table, table_files
 from dither.data.transforms import NORM_BOUND, transform, transformed
-
-__all__ = [
-    "NORM_BOUND",
-    "Categorical",
-    "ClientPartition",
-    "Dataset",
-    "Draft",
-    "Encoded",
-    "Label",
-    "MappedArray",
-    "Numeric",
-    "Schema",
-    "all_records",
-    "class_counts",
-    "describe",
-    "draft",
-    "draw_partition",
-    "entries",
-    "file_digest",
-    "folder_digest",
-    "get",
-    "hash_records",
-    "hash_table",
-    "load",
-    "open_folder",
-    "packaged_schema",
-    "partition",
-    "partition_table",
-    "per_client_split",
-    "pool",
-    "propose_task",
-    "public_part",
-    "read_arrays",
-    "read_table",
-    "row_split",
-    "stratified_split",
-    "stream",
-    "table_files",
-    "transform",
-    "transformed",
-    "with_label_bounds",
-    "zeros_aligned",
-]

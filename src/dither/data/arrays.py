@@ -20,8 +20,10 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import math
 import os
 import struct
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +31,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dither.data.dataset import Dataset, LoadOptions, MappedArray, blocks, hold_out, zeros_aligned
+from dither.data.dataset import Dataset, LoadOptions, MappedArray, Part, blocks, make_dataset, zeros_aligned
 from dither.data.hashing import RecordHasher, hash_arrays
 from dither.data.schema import PUBLIC, READ_FROM_DATA, Encoded, Label, canonical, propose_task, scaled_labels
 from dither.data.tables import StrPath, existing_file, first_line
@@ -38,6 +40,7 @@ from dither.errors import DataError, did_you_mean
 FOLDER_FILES = ("x.npy", "y.npy", "x_test.npy", "y_test.npy", "groups.npy", "groups_test.npy", "classes.json")
 _BLOCK_BYTES = 8 << 20  # read at a time
 _MAX_CLASSES = 1 << 16
+_LONGEST_HEADER = 4 + 4 * 255  # of an idx file
 _MAX_RECORDS = 2**31 - 1  # row numbers are int32
 
 
@@ -52,6 +55,21 @@ class _Part(NamedTuple):
     @property
     def scale(self) -> float:
         return 255.0 if self.x.dtype == np.uint8 and self.x.ndim >= 3 else 1.0
+
+    def checked(self, suffix: str = "") -> _Part:
+        """The same part; `DataError` if its arrays do not belong together. Their names end in `suffix`."""
+        x, y, groups = self.x, self.y, self.groups
+        problem = ""
+        if x.ndim < 2 or y.ndim != 1 or len(x) != len(y):
+            shapes = f"x{suffix} has shape {x.shape} and y{suffix} has shape {y.shape}"
+            problem = f"{shapes}; [records, ...] and [records] are needed"
+        elif len(x) == 0:
+            problem = f"x{suffix} is empty; at least one record is needed"
+        elif groups is not None and groups.shape != y.shape:
+            problem = f"groups{suffix} has shape {groups.shape} for {len(y):,} records; give one per record"
+        if problem:
+            raise DataError(f"{self.name!r}: {problem}")
+        return self
 
 
 # .npz files
@@ -92,15 +110,9 @@ def read_arrays(path: StrPath, *, label: Label, labels: str = "required") -> Enc
 
 def arrays_in_memory(x: Any, y: Any, groups: Any, options: LoadOptions) -> Dataset:
     """A data set of arrays that were given in Python."""
-    x, y = np.asarray(x), np.asarray(y)
-    _check_shapes(x, y, "data", "X", "y")
-    if len(x) == 0:
-        raise DataError("data: array 'X' is empty; at least one record is needed")
-    groups = None if groups is None else np.asarray(groups)
-    if groups is not None and groups.shape != y.shape:
-        raise DataError(f"data: groups has shape {groups.shape} for {len(y):,} records; give one per record")
-    dataset = _assemble(_Part("data", x, y, groups), None, _in_memory, None, options)
-    hashes = hash_arrays(x, y)
+    part = _Part("data", np.asarray(x), np.asarray(y), None if groups is None else np.asarray(groups)).checked()
+    dataset = _assemble(part, None, _in_memory, None, options)
+    hashes = hash_arrays(part.x, part.y)
     digest = hashlib.sha256(np.sort(hashes[0]).tobytes()).hexdigest()
     return dataset._replace(record_hashes=hashes, ledger_digest=digest)
 
@@ -132,10 +144,7 @@ def _npz_array(arrays: dict[str, np.ndarray], key: str, name: str) -> np.ndarray
 
 def _npz_part(arrays: dict[str, np.ndarray], suffix: str, name: str) -> _Part:
     x, y = (_npz_array(arrays, f"{key}{suffix}", name) for key in "xy")
-    if len(x) == 0:
-        raise DataError(f"{name!r}: array {f'x{suffix}'!r} is empty; at least one record is needed")
-    _check_shapes(x, y, name, f"x{suffix}", f"y{suffix}")
-    return _Part(name, x, y)
+    return _Part(name, x, y).checked(suffix)
 
 
 def _in_memory(part: _Part) -> np.ndarray:
@@ -156,17 +165,14 @@ def load_folder(path: StrPath, options: LoadOptions = LoadOptions(), *, stream: 
     are read into memory; "auto" reads them unless they would take more than half of the free memory."""
     folder, test_path = Path(path).expanduser(), options.test_path
     train, train_digest, record_hashes = _read_part(folder, "")
-    train = train._replace(groups=_read_groups(folder, "groups.npy", len(train.y)))
     test_folder = Path(test_path).expanduser() if test_path else folder
     if test_path and not test_folder.is_dir():
         raise DataError(
             f"test_path={str(test_path)!r} is not a folder, but data.path is; give a folder of test records"
         )
-    test, test_digest = None, ""
+    test, test_digest, test_hashes = None, "", None
     if test_path or _exists(folder, "x_test.npy") or _exists(folder, "y_test.npy"):
-        suffix = "" if test_path else "_test"
-        test, test_digest, _ = _read_part(test_folder, suffix)
-        test = test._replace(groups=_read_groups(test_folder, f"groups{suffix}.npy", len(test.y)))
+        test, test_digest, test_hashes = _read_part(test_folder, "" if test_path else "_test")
         _check_test_folder(train, test)
     classes = _declared_classes(folder)
     declared = None if classes is None else np.array(classes)
@@ -179,7 +185,8 @@ def load_folder(path: StrPath, options: LoadOptions = LoadOptions(), *, stream: 
     if test is not None:
         digests.append(_digest(test.groups))
     digest = hashlib.sha256("\n".join(digests).encode()).hexdigest()
-    return dataset._replace(digest=digest, ledger_digest=train_digest, record_hashes=record_hashes)
+    dataset = dataset._replace(record_hashes=record_hashes, test_hashes=test_hashes)
+    return dataset._replace(digest=digest, ledger_digest=train_digest)
 
 
 def open_folder(path: StrPath, *, label: Label, labels: str) -> tuple[MappedArray, np.ndarray | None]:
@@ -241,27 +248,18 @@ def _mapped(part: _Part) -> MappedArray:
 
 
 def _read_part(folder: Path, suffix: str) -> tuple[_Part, str, np.ndarray]:
-    """(records and labels, SHA-256 of both, hash of each record)."""
-    x, y = _open_npy(folder, f"x{suffix}.npy"), _open_npy(folder, f"y{suffix}.npy")
-    _check_shapes(x, y, folder.name, f"x{suffix}.npy", f"y{suffix}.npy")
+    """(records, labels and groups, SHA-256 of records and labels, hash of each record)."""
+    names = [f"{key}{suffix}.npy" for key in ("x", "y", "groups")]
+    x, y = (_open_npy(folder, name) for name in names[:2])
+    groups = np.array(_open_npy(folder, names[2])) if _exists(folder, names[2]) else None
+    part = _Part(folder.name, x, np.array(y), groups).checked(f"{suffix}.npy")
     if len(x) > _MAX_RECORDS:
         raise DataError(
-            f"{folder.name!r}: x{suffix}.npy has {len(x):,} records; at most {_MAX_RECORDS:,} can be used"
+            f"{folder.name!r}: {names[0]} has {len(x):,} records; at most {_MAX_RECORDS:,} can be used"
         )
-    y, hasher = np.array(y), RecordHasher(int(np.prod(x.shape[1:])) + 1)
-    digests = f"{_check_records(folder, f'x{suffix}.npy', x, hasher)}\n{_digest(y)}"
-    return _Part(folder.name, x, y), hashlib.sha256(digests.encode()).hexdigest(), hasher.with_labels(y)
-
-
-def _read_groups(folder: Path, name: str, count: int) -> np.ndarray | None:
-    if not _exists(folder, name):
-        return None
-    groups = np.array(_open_npy(folder, name))
-    if groups.shape != (count,):
-        raise DataError(
-            f"{folder.name!r}: {name} has shape {groups.shape} for {count:,} records; give one per record"
-        )
-    return groups
+    hasher = RecordHasher(math.prod(x.shape[1:]) + 1)
+    digests = f"{_check_records(folder, names[0], x, hasher)}\n{_digest(part.y)}"
+    return part, hashlib.sha256(digests.encode()).hexdigest(), hasher.with_labels(part.y)
 
 
 def _check_test_folder(train: _Part, test: _Part) -> None:
@@ -358,12 +356,17 @@ def _examine(array: np.ndarray, hasher: RecordHasher | None = None) -> tuple[str
 # idx files
 
 
-def read_idx(path: Path) -> np.ndarray:
-    """The uint8 array of a verified idx file (magic number, dimensions, bytes), gzipped or not."""
-    raw = path.read_bytes()
-    content = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+def read_idx(path: Path, *, blank: bool = False) -> np.ndarray:
+    """The uint8 array of a verified idx file (magic number, dimensions, bytes), gzipped or not; if `blank`, zeros
+    of its shape that take no memory."""
+    content = path.read_bytes()
+    if content[:2] == b"\x1f\x8b":
+        header = zlib.decompressobj(zlib.MAX_WBITS | 16)
+        content = header.decompress(content, _LONGEST_HEADER) if blank else gzip.decompress(content)
     dimensions = content[3]
     shape = struct.unpack_from(f">{dimensions}I", content, 4)
+    if blank:
+        return np.broadcast_to(np.uint8(0), shape)
     return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * dimensions).reshape(shape)
 
 
@@ -380,33 +383,24 @@ def _assemble(
     """A `Dataset` with class numbers (or scaled labels) and a test part: the given one, or a share of the training
     records, stratified by class."""
     label = _array_label(declared_classes, train, options)
-    x, y = features(train), label_numbers(train.y, label, train.name)
-    x_test, y_test, groups_test = x[:0], y[:0], None
-    if test is not None:
-        if test.x.shape[1:] != train.x.shape[1:]:
-            raise DataError(
-                f"{train.name!r}: test records have shape {test.x.shape[1:]}, training records {train.x.shape[1:]}"
-            )
-        x_test, y_test, groups_test = features(test), label_numbers(test.y, label, test.name), test.groups
+    if test is not None and test.x.shape[1:] != train.x.shape[1:]:
+        raise DataError(
+            f"{train.name!r}: test records have shape {test.x.shape[1:]}, training records {train.x.shape[1:]}"
+        )
+
+    def encoded(part: _Part) -> Part:
+        return features(part), label_numbers(part.y, label, part.name), part.groups
+
     image_shape = train.x.shape[1:] if train.x.ndim >= 3 else ()
     what = "the classes were" if label.bounds is None else "the bounds of the label were"
     read = READ_FROM_DATA in (label.classes_from, label.bounds_from)
-    dataset = Dataset(
-        name=train.name,
-        x_train=x,
-        y_train=y,
-        x_test=x_test,
-        y_test=y_test,
-        classes=label.classes,
-        label_bounds=label.bounds,
-        feature_names=_feature_names(x.shape[1]),
-        image_shape=(*image_shape, 1) if len(image_shape) == 2 else image_shape,
-        groups=train.groups,
-        groups_test=groups_test,
-        notes=(f"preprocessing not covered: {what} read from the data",) if read else (),
-        covered=not read,
-    )
-    return hold_out(dataset, options.test_fraction, options.seed) if test is None else dataset
+    known: dict[str, Any] = {
+        "feature_names": _feature_names(math.prod(train.x.shape[1:])),
+        "image_shape": (*image_shape, 1) if len(image_shape) == 2 else image_shape,
+        "notes": (f"preprocessing not covered: {what} read from the data",) if read else (),
+        "covered": not read,
+    }
+    return make_dataset(train.name, label, encoded(train), test and encoded(test), options, **known)
 
 
 def _feature_names(count: int) -> tuple[str, ...]:
@@ -417,9 +411,8 @@ def _array_label(declared: np.ndarray | None, train: _Part, options: LoadOptions
     """Classes or bounds of the labels, and whether they had to be read from the labels."""
     task = "regression" if options.label_bounds else options.task
     if task == "auto" and declared is None and train.y.dtype.kind in "fiu":
-        whole = (
-            train.y.dtype.kind != "f" and len(np.unique(train.y)) == train.y.max() + 1
-        )  # 0, 1, ..., all of them
+        # Classes, if they are 0, 1, ..., all of them
+        whole = train.y.dtype.kind != "f" and len(np.unique(train.y)) == train.y.max() + 1
         task = "classification" if whole else propose_task(train.y.astype(np.float64))
     if task != "regression":
         classes, read = _class_names(declared, train)
@@ -479,14 +472,6 @@ def class_numbers(y: np.ndarray, classes: tuple[str, ...], name: str) -> np.ndar
 def _check_numeric(x: np.ndarray, where: str, name: str) -> None:
     if x.dtype.kind not in "fiub":
         raise DataError(f"{where!r}: {name} has type {x.dtype}; numbers are needed")
-
-
-def _check_shapes(x: np.ndarray, y: np.ndarray, where: str, x_name: str, y_name: str) -> None:
-    if x.ndim < 2 or y.ndim != 1 or len(x) != len(y):
-        raise DataError(
-            f"{where!r}: {x_name} has shape {x.shape} and {y_name} has shape {y.shape}; "
-            "[records, ...] and [records] are needed"
-        )
 
 
 def _not_finite(where: str, name: str, x: np.ndarray, position: int) -> str:

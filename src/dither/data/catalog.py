@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import math
 import os
 import tomllib
 import zipfile
@@ -21,6 +20,7 @@ from dither.data.dataset import (
     Dataset,
     LoadOptions,
     Source,
+    blank_features,
     dataset_from_sources,
     dataset_from_tables,
     stratified_split,
@@ -41,7 +41,6 @@ ADULT_COLUMNS = (
     "relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country",
     "income",
 )  # fmt: skip
-BYMERGE_TEST_RECORDS = 16_323  # leaves 100,000 for training: 40 users x 2,500 (DP-SCAFFOLD)
 STREAM = ("auto", "yes", "no")
 
 Images = tuple[np.ndarray, np.ndarray]  # (images [n, height, width], labels [n])
@@ -54,25 +53,50 @@ class CatalogEntry(NamedTuple):
     kind: str  # "table" or "images"
     summary: str
     records: str
-    classes: tuple[str, ...]  # of images; a table's are in its schema
-    download: Download | None
+    classes: tuple[str, ...] = ()  # of images; a table's are in its schema
+    notes: tuple[str, ...] = ()
+    test_records: int = 0  # of images that are published without a test part
+    transposed: bool = False  # published with rows and columns exchanged
+    largest: int = 255  # grey value
+    scikit_learn: str = ""  # the function that loads it
+    download: Download | None = None
 
 
-class Published(NamedTuple):
-    """What the loader of a named set works with."""
+def entries() -> dict[str, CatalogEntry]:
+    """Every data set Dither knows by name."""
+    catalog: dict[str, CatalogEntry] = {}
+    for name, listed in _read_toml("catalog.toml").items():
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in listed.items()}
+        if "parts" in values:
+            origins = tuple(Origin(**{**each, "files": tuple(each["files"])}) for each in values.pop("origins"))
+            values["download"] = Download(name, values.pop("folder"), values.pop("parts"), origins)
+        catalog[name] = CatalogEntry(name, **values)
+    return catalog
 
-    entry: CatalogEntry
-    schema: Schema | None
-    options: LoadOptions
-    files: dict[str, Path]
+
+def _entry(name: str) -> CatalogEntry:
+    catalog = entries()
+    if name not in catalog:
+        raise DataError(f"unknown data set {name!r}{did_you_mean(name, catalog)}")
+    return catalog[name]
 
 
-# Tables
+def _read_toml(name: str) -> dict[str, Any]:
+    return tomllib.loads(resources.files("dither.data").joinpath(name).read_text(encoding="utf-8"))
 
 
 def packaged_schema(name: str) -> Schema:
     """The schema of public values that ships with Dither for a table of the catalog."""
     return Schema.from_dict(_read_toml(f"schemas/{name}.toml"))
+
+
+# What is published
+
+
+def _from_scikit_learn(entry: CatalogEntry) -> Any:
+    from sklearn import datasets
+
+    return getattr(datasets, entry.scikit_learn)()
 
 
 def read_adult(path: Path) -> pd.DataFrame:
@@ -91,128 +115,71 @@ def read_adult(path: Path) -> pd.DataFrame:
     return frame
 
 
-def _load_adult(published: Published) -> Dataset:
-    schema, options = published.schema or packaged_schema("adult"), published.options
-
-    def encode() -> Dataset:
-        train, test = read_adult(published.files["train"]), read_adult(published.files["test"])
-        return dataset_from_tables("adult", train, test, schema, options)
-
-    return cached("adult", schema, options, published.files, encode)
+def adult_labels(path: Path, classes: Sequence[str]) -> np.ndarray:
+    """The class numbers of Adult's records, read without pandas."""
+    number_of = {name: number for number, name in enumerate(classes)}
+    lines = path.read_text(encoding="utf-8").splitlines()
+    labels = (line.rpartition(",")[2].strip().rstrip(".") for line in lines)
+    return np.array([number_of[label] for label in labels if label in number_of], np.int32)
 
 
-def _load_breast_cancer(published: Published) -> Dataset:
+def _read_tables(entry: CatalogEntry, files: Mapping[str, Path]) -> tuple[pd.DataFrame, pd.DataFrame | None]:
+    """Training records, and test records if they are published."""
+    if files:
+        return read_adult(files["train"]), read_adult(files["test"])
     import pandas as pd
-    from sklearn.datasets import load_breast_cancer
 
-    bunch = load_breast_cancer()
+    bunch = _from_scikit_learn(entry)
     frame = pd.DataFrame(bunch.data, columns=list(bunch.feature_names))
     frame["diagnosis"] = [str(bunch.target_names[target]) for target in bunch.target]
-    schema = published.schema or packaged_schema("breast-cancer")
-    return dataset_from_tables("breast-cancer", frame, None, schema, published.options)
+    return frame, None
 
 
-# Images
+def _read_images(entry: CatalogEntry, files: Mapping[str, Path], blank: bool) -> tuple[Images, Images]:
+    """Training and test images; of idx files, if `blank`, labels and shapes alone. A split of our own is the
+    same for everyone: results on a named set must be comparable."""
+    if entry.scikit_learn:
+        bunch = _from_scikit_learn(entry)
+        images, labels = bunch.images, bunch.target
+    elif "images" in files:  # a CSV file whose last column is the label
+        table = np.loadtxt(files["images"], delimiter=",", dtype=np.uint8)
+        images, labels = table[:, :-1].reshape(-1, 28, 28), table[:, -1]
+    else:
+        read = {part: read_idx(path, blank=blank and part.endswith("images")) for part, path in files.items()}
+        images, labels = upright(read["test images"], entry), read["test labels"]
+        if not entry.test_records:
+            return (upright(read["train images"], entry), read["train labels"]), (images, labels)
+    train, test = stratified_split(labels, entry.test_records, seed=0)
+    if not any(images.strides):  # blank
+        return (images[: len(train)], labels[train]), (images[: len(test)], labels[test])
+    return (images[train], labels[train]), (images[test], labels[test])
 
 
-def _image_dataset(
-    entry: CatalogEntry, train: Images, test: Images, *, largest: int = 255, notes: tuple[str, ...] = ()
-) -> Dataset:
-    """A `Dataset` from training and test images, scaled to [0, 1] by the largest grey value of the format."""
-    height, width = train[0].shape[1:]
-    x_train, x_test = _to_features([train[0], test[0]], largest)
+def upright(images: np.ndarray, entry: CatalogEntry) -> np.ndarray:
+    """Images as one sees them: EMNIST is published with rows and columns exchanged (Cohen et al. 2017)."""
+    return images.transpose(0, 2, 1) if entry.transposed else images
+
+
+def _image_dataset(entry: CatalogEntry, train: Images, test: Images) -> Dataset:
+    """Images as flat rows in [0, 1], scaled by the largest grey value. Both parts are in one piece of memory, so
+    that pooling them needs no copy."""
+    (height, width), count = train[0].shape[1:], len(train[0])
+    shape, blank = (count + len(test[0]), height * width), not any(train[0].strides)
+    x = blank_features(*shape) if blank else zeros_aligned(shape, np.dtype(np.float32))
+    for images, rows in () if blank else ((train[0], x[:count]), (test[0], x[count:])):
+        np.multiply(images.reshape(rows.shape), np.float32(1.0 / entry.largest), out=rows, dtype=np.float32)
     return Dataset(
         name=entry.name,
-        x_train=x_train,
+        x_train=x[:count],
         y_train=train[1].astype(np.int32),
-        x_test=x_test,
+        x_test=x[count:],
         y_test=test[1].astype(np.int32),
         classes=entry.classes,
         feature_names=tuple(f"pixel {row},{column}" for row in range(height) for column in range(width)),
         image_shape=(height, width, 1),
-        notes=notes,
+        notes=entry.notes,
         covered=True,
     )
-
-
-def _to_features(parts: Sequence[np.ndarray], largest: int) -> list[np.ndarray]:
-    """Flat float32 rows in [0, 1]; all parts in one piece of memory, so that pooling them needs no copy."""
-    count, pixels = sum(map(len, parts)), math.prod(parts[0].shape[1:])
-    rows = np.split(zeros_aligned((count, pixels), np.dtype(np.float32)), np.cumsum([len(p) for p in parts])[:-1])
-    for images, out in zip(parts, rows, strict=True):
-        np.multiply(images.reshape(len(images), -1), np.float32(1.0 / largest), out=out, dtype=np.float32)
-    return rows
-
-
-def _split_images(images: np.ndarray, labels: np.ndarray, test_count: int) -> tuple[Images, Images]:
-    """A fixed stratified split, the same for everyone: results on a named set must be comparable."""
-    train, test = stratified_split(labels, test_count, seed=0)
-    return (images[train], labels[train]), (images[test], labels[test])
-
-
-def upright(images: np.ndarray) -> np.ndarray:
-    """EMNIST is published with rows and columns exchanged (Cohen et al. 2017)."""
-    return np.ascontiguousarray(images.transpose(0, 2, 1))
-
-
-def _load_digits(published: Published) -> Dataset:
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    train, test = _split_images(bunch.images, bunch.target, round(0.2 * len(bunch.target)))
-    return _image_dataset(published.entry, train, test, largest=16)
-
-
-def _load_mnist_5k(published: Published) -> Dataset:
-    table = np.loadtxt(published.files["images"], delimiter=",", dtype=np.uint8)
-    train, test = _split_images(table[:, :-1].reshape(-1, 28, 28), table[:, -1], len(table) // 5)
-    notes = ("5,000 images of MNIST, 500 per digit, not the full set",)
-    return _image_dataset(published.entry, train, test, notes=notes)
-
-
-def _load_idx(published: Published) -> Dataset:
-    parts = {part: read_idx(path) for part, path in published.files.items()}
-    train, test = ((parts[f"{part} images"], parts[f"{part} labels"]) for part in ("train", "test"))
-    if published.entry.name.startswith("emnist"):
-        train, test = (upright(train[0]), train[1]), (upright(test[0]), test[1])
-    return _image_dataset(published.entry, train, test)
-
-
-def _load_bymerge(published: Published) -> Dataset:
-    images, labels = read_idx(published.files["test images"]), read_idx(published.files["test labels"])
-    train, test = _split_images(images, labels, BYMERGE_TEST_RECORDS)
-    notes = (
-        "the test part of EMNIST ByMerge, not the Balanced set: the same 47 classes, unequal in size",
-        f"split by Dither, stratified, into {len(train[1]):,} training and {len(test[1]):,} test images",
-    )
-    train, test = (upright(train[0]), train[1]), (upright(test[0]), test[1])
-    return _image_dataset(published.entry, train, test, notes=notes)
-
-
-# The catalog
-
-_LOADERS: dict[str, Callable[[Published], Dataset]] = {
-    "adult": _load_adult,
-    "mnist-5k": _load_mnist_5k,
-    "emnist-bymerge": _load_bymerge,
-    "digits": _load_digits,
-    "breast-cancer": _load_breast_cancer,
-}
-
-
-def entries() -> dict[str, CatalogEntry]:
-    """Every data set Dither knows by name."""
-    catalog: dict[str, CatalogEntry] = {}
-    for name, listed in _read_toml("catalog.toml").items():
-        origins = (Origin(**{**origin, "files": tuple(origin["files"])}) for origin in listed.get("origins", ()))
-        download = Download(name, listed["folder"], listed["parts"], tuple(origins)) if "parts" in listed else None
-        classes = tuple(listed.get("classes", ()))
-        catalog[name] = CatalogEntry(name, listed["kind"], listed["summary"], listed["records"], classes, download)
-    return catalog
-
-
-def _read_toml(name: str) -> dict[str, Any]:
-    return tomllib.loads(resources.files("dither.data").joinpath(name).read_text(encoding="utf-8"))
 
 
 def get(
@@ -229,13 +196,6 @@ def get(
         return ()
     origins = published.origins if download else ()
     return tuple(obtain(published._replace(origins=origins), data_dir=data_dir, progress=progress).values())
-
-
-def _entry(name: str) -> CatalogEntry:
-    catalog = entries()
-    if name not in catalog:
-        raise DataError(f"unknown data set {name!r}{did_you_mean(name, catalog)}")
-    return catalog[name]
 
 
 # reason: the keywords are the keys of [data] in a spec
@@ -258,6 +218,7 @@ def load(
     label_bounds: Sequence[float] = (),
     records: Any = None,
     split_by_rows: bool = False,
+    blank: bool = False,
 ) -> Dataset:
     """Load a data set by its `name`, or a user's own file by its `path` (.csv, .parquet, .npz, a folder of .npy).
     A folder, a pattern (`data/*.csv`) or a list of tables has one file for each institution.
@@ -277,20 +238,21 @@ def load(
         records: Instead of a path: a DataFrame, a list or mapping of them (one for each institution), or arrays
             (x, y) or (x, y, groups).
         split_by_rows: Hold out rows of your own tables by their number alone, not stratified by class.
+        blank: Labels and shapes are enough: a named set may have `blank_features`.
     """
     if records is None and bool(name) == bool(path):
         given = f"both name={name!r} and path={str(path)!r}" if name else "neither name nor path"
         raise DataError(f"{given} given; give exactly one")
     if stream not in STREAM:
         raise DataError(f"stream={stream!r} is unknown{did_you_mean(stream, STREAM)}")
-    options = LoadOptions(label, schema, test_path, encoding, features, group_column, test_fraction, seed, task)
-    options = options._replace(label_bounds=tuple(label_bounds), split_by_rows=split_by_rows)
+    how = (encoding, features, group_column, test_fraction, seed, task, tuple(label_bounds), split_by_rows)
+    options = LoadOptions(label, schema, test_path, *how)
     if records is not None:
         dataset = _load_records(records, options)
     elif name:
         if stream == "yes":
             raise _not_streamable(name)
-        dataset = _load_named(_entry(name), options, data_dir, progress)
+        dataset = _load_named(_entry(name), options, data_dir, progress, blank)
     else:
         dataset = _load_files(path, options, stream)
     actual = "classification" if dataset.label_bounds is None else "regression"
@@ -311,7 +273,7 @@ def hash_records(path: StrPath) -> np.ndarray:
 
 
 def _load_named(
-    entry: CatalogEntry, options: LoadOptions, data_dir: StrPath | None, progress: Progress | None
+    entry: CatalogEntry, options: LoadOptions, data_dir: StrPath | None, progress: Progress | None, blank: bool
 ) -> Dataset:
     for key in ("label", "test_path"):
         if value := getattr(options, key):
@@ -328,10 +290,22 @@ def _load_named(
         raise DataError(
             f"label_bounds is for regression, but the label of {entry.name!r} has classes; leave it out"
         )
-    schema = schema and with_label_bounds(schema, options.label_bounds)
+    if entry.kind != "table":
+        return _image_dataset(entry, *_read_images(entry, files, blank))
+    agreed = with_label_bounds(schema, options.label_bounds) if schema else packaged_schema(entry.name)
     # The split of a named set is the same for everyone: results must be comparable.
     options = options._replace(schema="", test_fraction=0.2, seed=0)
-    return _LOADERS.get(entry.name, _load_idx)(Published(entry, schema, options, files))
+
+    if blank and entry.name == "adult" and not (schema or options.group_column):
+        names, classes = agreed.feature_names(options.features), agreed.label.classes
+        y, y_test = (adult_labels(files[part], classes) for part in ("train", "test"))
+        x, x_test = (blank_features(len(labels), len(names)) for labels in (y, y_test))
+        return Dataset(entry.name, x, y, x_test, y_test, classes, names, schema=agreed, covered=agreed.covered)
+
+    def encode() -> Dataset:
+        return dataset_from_tables(entry.name, *_read_tables(entry, files), agreed, options)
+
+    return cached(entry.name, agreed, options, files, encode) if files else encode()
 
 
 def _load_files(path: StrPath | Sequence[StrPath], options: LoadOptions, stream: str) -> Dataset:
@@ -410,8 +384,10 @@ def _load_tables(
         dataset = dataset_from_sources(sources, tables, test, schema, options)
     else:
         dataset = dataset_from_tables(name, frame, test, schema, options)
-        _, _, hashes, digest, content = sources[0]
-        dataset = dataset._replace(record_hashes=hashes, ledger_digest=digest, content=content)
+        only = sources[0]
+        dataset = dataset._replace(
+            record_hashes=only.record_hashes, ledger_digest=only.digest, content=only.content
+        )
     return dataset._replace(notes=(*dataset.notes, *notes))
 
 

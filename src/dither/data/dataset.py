@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dither.data.schema import Schema, text_column
+from dither.data.schema import Label, Schema, text_column
 from dither.data.tables import StrPath
 from dither.errors import DataError, did_you_mean
 
@@ -190,13 +190,14 @@ MISSING_GROUP = "(missing)"
 class Source(NamedTuple):
     """One institution's file among several: the client's name, the file, and the hash of each record. Of records
     that were given in Python, `digest` is that of all of them; of a file, `content` is the SHA-256 of its bytes as
-    they were before it was read."""
+    they were before it was read. `test_rows` are the rows that are held out of training."""
 
     name: str
     path: Path
     record_hashes: np.ndarray
     digest: str = ""
     content: str = ""
+    test_rows: np.ndarray | None = None
 
 
 class Dataset(NamedTuple):
@@ -229,11 +230,23 @@ class Dataset(NamedTuple):
     label_bounds: tuple[float, float] | None = None  # of a regression
     sources: tuple[Source, ...] = ()
     content: str = ""  # SHA-256 of the one file's bytes, before it was read
+    test_rows: np.ndarray | None = None  # rows of the one file that are held out of training
+    test_hashes: np.ndarray | None = None  # of test records in a folder, which `record_hashes` do not hold
 
     @property
     def streamed(self) -> bool:
         """Whether the records stay on disk."""
         return isinstance(self.x_train, MappedArray)
+
+    @property
+    def blank(self) -> bool:
+        """Whether the records are left out: `x_*` are then `blank_features`."""
+        return not self.streamed and len(self.y_train) > 1 and self.x_train.strides[0] == 0
+
+
+def blank_features(records: int, features: int) -> np.ndarray:
+    """Zeros that take no memory, for those who need labels and shapes alone, such as the accountant."""
+    return np.broadcast_to(np.float32(0), (records, features))
 
 
 def pool(dataset: Dataset) -> Dataset:
@@ -257,7 +270,9 @@ def pool(dataset: Dataset) -> Dataset:
 
 
 def all_records(dataset: Dataset) -> np.ndarray:
-    """Training records, then test records; still on disk if they are streamed."""
+    """Training records, then test records; still on disk if they are streamed, and blank if they are blank."""
+    if dataset.blank:
+        return blank_features(len(dataset.x_train) + len(dataset.x_test), dataset.x_train.shape[1])
     if isinstance(dataset.x_train, MappedArray) and isinstance(dataset.x_test, MappedArray):
         return MappedArray.concatenate(dataset.x_train, dataset.x_test)
     return np.concatenate([dataset.x_train, dataset.x_test])
@@ -318,11 +333,9 @@ def stratified_split(labels: np.ndarray, test_count: int, seed: int) -> tuple[np
     rng = stream(seed, "test split")
     if labels.dtype.kind == "f":
         labels = np.zeros(len(labels), np.int32)
-    values, class_of = np.unique(labels, return_inverse=True)
+    class_of = np.unique(labels, return_inverse=True)[1]
     test_counts = largest_remainder(np.bincount(class_of), test_count)
-    chosen = [
-        rng.permutation(np.flatnonzero(class_of == index))[: test_counts[index]] for index in range(len(values))
-    ]
+    chosen = [rng.permutation(np.flatnonzero(class_of == at))[:count] for at, count in enumerate(test_counts)]
     is_test = np.zeros(len(labels), dtype=bool)
     is_test[np.concatenate(chosen)] = True
     return np.flatnonzero(~is_test), np.flatnonzero(is_test)
@@ -355,6 +368,7 @@ def hold_out(dataset: Dataset, test_fraction: float, seed: int, *, by_rows: bool
         y_test=y[test],
         groups=None if groups is None else groups[train],
         groups_test=None if groups is None else groups[test],
+        test_rows=test,
     )
 
 
@@ -374,30 +388,32 @@ class LoadOptions(NamedTuple):
     split_by_rows: bool = False
 
 
+Part = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # features, labels, groups
+
+
+def make_dataset(
+    name: str, label: Label, train: Part, test: Part | None, options: LoadOptions, **known: Any
+) -> Dataset:
+    """A data set of two parts, with what else is `known` of it; without test records, a part of the others is held
+    out."""
+    x, y, groups = train
+    x_test, y_test, groups_test = test or (x[:0], y[:0], None)
+    parts: dict[str, Any] = {"x_train": x, "y_train": y, "groups": groups}
+    parts |= {"x_test": x_test, "y_test": y_test, "groups_test": groups_test}
+    dataset = Dataset(name, **parts, classes=label.classes, label_bounds=label.bounds, **known)
+    if test is not None:
+        return dataset
+    return hold_out(dataset, options.test_fraction, options.seed, by_rows=options.split_by_rows)
+
+
 def dataset_from_tables(
     name: str, train: pd.DataFrame, test: pd.DataFrame | None, schema: Schema, options: LoadOptions
 ) -> Dataset:
     """Encode tables by the schema; without a test table, hold out a part of the rows."""
-    x, y, groups = _encode(train, schema, options)
-    x_test, y_test, groups_test = (x[:0], y[:0], None) if test is None else _encode(test, schema, options)
-    dataset = Dataset(
-        name=name,
-        x_train=x,
-        y_train=y,
-        x_test=x_test,
-        y_test=y_test,
-        classes=schema.label.classes,
-        label_bounds=schema.label.bounds,
-        feature_names=schema.feature_names(options.features),
-        schema=schema,
-        groups=groups,
-        groups_test=groups_test,
-        notes=schema.coverage_notes(),
-        covered=schema.covered,
-    )
-    if test is not None:
-        return dataset
-    return hold_out(dataset, options.test_fraction, options.seed, by_rows=options.split_by_rows)
+    given_test = None if test is None else _encode(test, schema, options)
+    names, notes = schema.feature_names(options.features), schema.coverage_notes()
+    known: dict[str, Any] = {"feature_names": names, "schema": schema, "notes": notes, "covered": schema.covered}
+    return make_dataset(name, schema.label, _encode(train, schema, options), given_test, options, **known)
 
 
 def dataset_from_sources(
@@ -434,12 +450,12 @@ def dataset_from_sources(
         parts.append(scored._replace(groups=nobody[:0], groups_test=nobody))
     arrays = ("x_train", "y_train", "x_test", "y_test", "groups", "groups_test")
     joined: dict[str, Any] = {key: np.concatenate([getattr(part, key) for part in parts]) for key in arrays}
-    return parts[0]._replace(**joined, sources=tuple(sources))
+    held_out = [part.test_rows for part in parts[: len(sources)]]
+    named = [source._replace(test_rows=rows) for source, rows in zip(sources, held_out, strict=True)]
+    return parts[0]._replace(**joined, sources=tuple(named), test_rows=None)
 
 
-def _encode(
-    frame: pd.DataFrame, schema: Schema, options: LoadOptions
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+def _encode(frame: pd.DataFrame, schema: Schema, options: LoadOptions) -> Part:
     """(features, class numbers, groups)."""
     x = schema.encode(frame, options.encoding, options.features, labels="ignore").x
     y = schema.encode_labels(frame)
@@ -518,10 +534,20 @@ def partition(
     if kind == "files":
         if not isinstance(dataset_or_labels, Dataset) or not dataset_or_labels.sources:
             raise DataError("partition 'files' needs several files: a folder, a pattern or a list as data.path")
-        groups, names = dataset_or_labels.groups, tuple(source.name for source in dataset_or_labels.sources)
-        return _by_group(groups, names, "there are {} files", num_clients, records_per_client, rng)
+        files = tuple(source.name for source in dataset_or_labels.sources)
+        values = np.asarray(dataset_or_labels.groups)
+        return _by_group(values, files, "there are {} files", num_clients, records_per_client, rng)
     if kind == "column":
-        return _by_column(labels, groups, num_clients, records_per_client, rng)
+        if groups is None:
+            raise DataError(
+                "a column partition needs the column: load the data with group_column='COLUMN' (for a folder of "
+                "arrays, add groups.npy to it)"
+            )
+        values = np.asarray(groups)
+        if len(values) != len(labels):
+            raise DataError(f"groups has {len(values)} values for {len(labels)} records; one per record is needed")
+        names = tuple(str(name) for name in np.unique(values))
+        return _by_group(values, names, "the column has {} values", num_clients, records_per_client, rng)
     if num_clients < 1:
         raise DataError(f"num_clients={num_clients}; at least 1 client is needed")
     if num_clients > len(labels):
@@ -678,28 +704,9 @@ def _check_alpha(alpha: float) -> None:
         raise DataError(f"alpha={alpha} must be a positive number")
 
 
-def _by_column(
-    labels: np.ndarray,
-    groups: np.ndarray | Sequence[str] | None,
-    num_clients: int,
-    records_per_client: int,
-    rng: np.random.Generator,
-) -> ClientPartition:
-    if groups is None:
-        raise DataError(
-            "a column partition needs the column: load the data with group_column='COLUMN' (for a folder of "
-            "arrays, add groups.npy to it)"
-        )
-    values = np.asarray(groups)
-    if len(values) != len(labels):
-        raise DataError(f"groups has {len(values)} values for {len(labels)} records; one per record is needed")
-    names = tuple(str(name) for name in np.unique(values))
-    return _by_group(values, names, "the column has {} values", num_clients, records_per_client, rng)
-
-
 # reason: one parameter for each fact of a partition
 def _by_group(
-    groups: np.ndarray | None,
+    groups: np.ndarray,
     names: tuple[str, ...],
     what: str,
     num_clients: int,
@@ -711,27 +718,19 @@ def _by_group(
         raise DataError(
             f"num_clients={num_clients}, but {what.format(len(names))}; set num_clients to {len(names)} or 0"
         )
-    values, client_of = np.unique(np.asarray(groups), return_inverse=True)
+    values, client_of, counts = np.unique(groups, return_inverse=True, return_counts=True)
     # One sort for all clients.
-    counts = np.bincount(client_of, minlength=len(values))
-    rows_of = dict(
-        zip(
-            (str(value) for value in values),
-            np.split(np.argsort(client_of, kind="stable"), np.cumsum(counts)[:-1]),
-            strict=True,
-        )
-    )
-    parts: list[np.ndarray] = []
-    for name in names:
-        rows = rows_of[name]
-        if records_per_client:
+    rows_by_value = np.split(np.argsort(client_of, kind="stable"), np.cumsum(counts)[:-1])
+    rows_of = dict(zip(map(str, values), rows_by_value, strict=True))
+    parts = [rows_of[name] for name in names]
+    if records_per_client:
+        for name, rows in zip(names, parts, strict=True):
             if len(rows) < records_per_client:
                 raise DataError(
                     f"client {name!r} has {len(rows)} records, records_per_client={records_per_client}; "
                     f"lower it to {len(rows)} or less"
                 )
-            rows = rng.permutation(rows)[:records_per_client]
-        parts.append(rows)
+        parts = [rng.permutation(rows)[:records_per_client] for rows in parts]
     return _partition(parts, names)
 
 

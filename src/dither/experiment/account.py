@@ -192,7 +192,7 @@ def _compute(
     """The ε of a spec, for the rounds that count."""
     from dither.experiment import build
 
-    experiment = build.build_experiment(spec, data_dir=data_dir)
+    experiment = build.build_experiment(spec, data_dir=data_dir, blank=True)
     claim = experiment.prepared.claim
     rounds, begun, left = counted
     if left is not None:  # a method may make fewer rounds than the spec asks for

@@ -167,15 +167,17 @@ def build_experiment(
     dataset: data.Dataset | None = None,
     arrays: Arrays | None = None,
     stream: str = "",
+    blank: bool = False,
 ) -> Experiment:
     """Load the data (unless given), deal it out, and make model and method ready.
 
     `arrays` are `pooled(dataset)`, for callers that make many experiments of one data set. `stream` is used
-    instead of data.stream.
+    instead of data.stream. `blank` says that nothing will be trained: features are then left out where possible.
     """
     devices.set_up()
     if dataset is None:
-        dataset = load_data(spec, data_dir=data_dir, stream=stream)
+        blank = blank and not _has_pilot(spec, method(spec.method))
+        dataset = load_data(spec, data_dir=data_dir, stream=stream, blank=blank)
     x, y = arrays = arrays or pooled(dataset)
     count = len(dataset.y_train)
     if spec.batch_size > count:
@@ -303,9 +305,11 @@ def _completion(experiment: Experiment, federated: bool) -> dict[str, Any]:
     convex = model.convex and model.curvature is not None and spec.privacy.clip == "example"
     smoothness = _smoothness(experiment) if convex else None
     weights = np.ones(plan.num_clients) if plan.weights is None else plan.weights
+    # What a method in a file does with its noise is unknown: only if it states weights do others count on it.
+    stated = spec.method in METHODS or plan.weights is not None
     return {
         "cohorts": tuple(taking_part),
-        "noise_ratio": noise_ratio(prepared.build(plan.hyper), plan.client_sizes, weights),
+        "noise_ratio": noise_ratio(prepared.build(plan.hyper), plan.client_sizes, weights) if stated else 0.0,
         "convex": convex,
         "smoothness": smoothness,
         "not_covered": tuple(not_covered),
@@ -466,8 +470,7 @@ def _prepared(
     """The spec's method. NbAFL's param_clip = 0 asks for the median parameter norm of a run without clip and
     noise, which is itself a look at private data (errata N7, G9)."""
     shape: dict[str, Any] = {"client_sizes": partition.size, "num_params": num_params, "chosen": chosen}
-    metric = chosen.pilot_metric
-    if not metric or spec.method_options["param_clip"]:
+    if not _has_pilot(spec, chosen):
         return prepare(spec, model, **shape)
     if spec.data.path:
         raise SpecError(
@@ -485,16 +488,26 @@ def _prepared(
         hyper={name: np.asarray(value)[None] for name, value in pilot.hyper.items()},
         eval_every=1,
     ).history
-    norm = float(np.median([entry.metrics[metric][0] for entry in history]))
+    norm = float(np.median([entry.metrics[chosen.pilot_metric][0] for entry in history]))
     prepared = prepare(spec.with_values({"method_options.param_clip": norm}), model, **shape)
     caveat = f"not covered: param_clip = {norm:.4g} is the median norm of a non-private pilot (errata N7)"
     return prepared._replace(caveats=(*prepared.caveats, caveat))
 
 
+def _has_pilot(spec: Spec, chosen: Method) -> bool:
+    return bool(chosen.pilot_metric) and not spec.method_options["param_clip"]
+
+
 def load_data(
-    spec: Spec, *, data_dir: str | Path | None = None, stream: str = "", records: Any = None
+    spec: Spec,
+    *,
+    data_dir: str | Path | None = None,
+    stream: str = "",
+    records: Any = None,
+    blank: bool = False,
 ) -> data.Dataset:
-    """The spec's data set, encoded. `stream` is used instead of data.stream, `records` instead of a file."""
+    """The spec's data set, encoded. `stream` is used instead of data.stream, `records` instead of a file. If
+    `blank`, a named set comes without features where nothing is made of them."""
     d = spec.data
     if d.split == "rows" and not d.path:
         raise SpecError("data.split='rows' is for your own tables (data.path); leave it out")
@@ -517,6 +530,7 @@ def load_data(
         task=spec.task,
         label_bounds=d.label_bounds,
         split_by_rows=d.split == "rows",
+        blank=blank and d.transform == "none" and d.part == "all",
     )
     if d.transform != "none":
         dataset = data.transformed(dataset, d.transform)
@@ -543,10 +557,9 @@ def by_file(spec: Spec, dataset: data.Dataset) -> bool:
 def pooled(dataset: data.Dataset) -> Arrays:
     """All records of a data set, training before test, held once for any number of runs. On a CPU the compiled
     program reads these very arrays (`arrays.aligned`): do not write to them. Streamed records stay on the disk."""
-    return (
-        data.all_records(dataset) if dataset.streamed else aligned([dataset.x_train, dataset.x_test]),
-        aligned([dataset.y_train, dataset.y_test]),
-    )
+    in_place = dataset.streamed or dataset.blank
+    x = data.all_records(dataset) if in_place else aligned([dataset.x_train, dataset.x_test])
+    return x, aligned([dataset.y_train, dataset.y_test])
 
 
 def deal(

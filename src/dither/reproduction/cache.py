@@ -7,7 +7,6 @@ Files are written whole or not at all: a kill loses only the batch that was unde
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
@@ -80,27 +79,25 @@ class Accounts:
 
     def proven_epsilon(self, spec: Spec, unit: str = "run") -> float:
         """Proven ε of the whole run, or of one message, for the spec's view and adjacency."""
-        key = f"{spec.fingerprint()}-{unit}"
         return float(
-            self._cache.kept(
-                "proven", key, lambda: self._experiment(spec).accountant(missing=0).epsilon(unit=unit)
-            )
+            self._kept("proven", spec, unit, lambda run: run.accountant(missing=0).epsilon(unit=unit)),
         )
 
     def proven_stop(self, spec: Spec, budget: float) -> int:
         """The last round up to which the proven ε is within the budget."""
 
-        def compute() -> int:
-            experiment = self._experiment(spec)
-            rounds = range(1, len(experiment.cohorts) + 1)
-            return bisect_right(rounds, budget * (1 + 1e-9), key=experiment.proven_epsilon)
+        def last(run: build.Experiment) -> int:
+            return bisect_right(range(1, len(run.cohorts) + 1), budget * (1 + 1e-9), key=run.proven_epsilon)
 
-        return int(self._cache.kept("stops", f"{spec.fingerprint()}-{budget:.8g}", compute))
+        return int(self._kept("stops", spec, f"{budget:.8g}", last))
 
     def estimated(self, name: str, spec: Spec, estimate: Callable[[Any], Mapping[str, Any]]) -> Mapping[str, Any]:
         """`estimate(experiment)`, kept under a name."""
-        key = hashlib.sha256(f"{name} {spec.fingerprint()}".encode()).hexdigest()
-        return dict(self._cache.kept(name, key, lambda: dict(estimate(self._experiment(spec)))))
+        return dict(self._kept(name, spec, name, lambda run: dict(estimate(run))))
+
+    def _kept(self, kind: str, spec: Spec, detail: str, compute: Callable[[build.Experiment], Any]) -> Any:
+        key = f"{spec.fingerprint()}-{detail}"
+        return self._cache.kept(kind, key, lambda: compute(self._experiment(spec)))
 
     def _experiment(self, spec: Spec) -> build.Experiment:
         """The experiment of a spec; the data set of the last one is held."""

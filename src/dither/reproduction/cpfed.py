@@ -3,10 +3,13 @@ comparison with one noisy step a round, and accuracy with and without secure agg
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from dither.reproduction import judging
 from dither.reproduction.figure import NOTHING, Axis, Line, Panel, Setting, Table, Values, View, curves
+from dither.reproduction.judging import Verdict
 
 ACCURACY, GRADIENT = "test_accuracy", "gradient_sq"
 
@@ -42,33 +45,29 @@ def noise_panels(view: View) -> list[Panel]:
     return panels
 
 
-def noise_hurts(view: View, louder: bool) -> judging.Verdict:
+def noise_hurts(view: View, louder: bool) -> Iterator[Verdict]:
     """The end, averaged over τ, is worse the more noise there is: the metric grows and accuracy falls."""
-    verdicts, steps = [], view.grid("local_steps")
+    steps = view.grid("local_steps")
     for which, rising in ((view.figure.options["metric"], True), (ACCURACY, False)):
         by_steps = [view.finals(levels(view, louder), which, {"local_steps": tau}) for tau in steps]
         groups = list(np.mean([groups for groups, _ in by_steps], axis=0))
-        verdicts.append(judging.ordered_within_noise(groups, by_steps[0][1], rising=rising, what=which))
-    return judging.all_of(*verdicts)
+        yield judging.ordered_within_noise(groups, by_steps[0][1], rising=rising, what=which)
 
 
-def more_steps_trade(view: View, louder: bool) -> judging.Verdict:
+def more_steps_trade(view: View, louder: bool) -> Iterator[Verdict]:
     """At every noise: with more local steps the metric falls faster at first, and ends higher."""
-    steps, metric, verdicts = view.grid("local_steps"), view.figure.options["metric"], []
+    steps, metric = view.grid("local_steps"), view.figure.options["metric"]
     names = [f"τ = {tau}" for tau in steps]
     for level, values in levels(view, louder):
         runs = [view.curve({**values, "local_steps": tau}, metric) for tau in steps]
         first = int(np.argmax(runs[0][0] > 0))
         start, end = ([curve[:, at] for _, curve in runs] for at in (first, -1))
         at_first = f"{level}, after round {runs[0][0][first]:g}"
-        verdicts += [
-            judging.ordered_within_noise(start, names, rising=False, what=at_first),
-            judging.ordered_within_noise(end, names, what=f"{level}, after the last round"),
-        ]
-    return judging.all_of(*verdicts)
+        yield judging.ordered_within_noise(start, names, rising=False, what=at_first)
+        yield judging.ordered_within_noise(end, names, what=f"{level}, after the last round")
 
 
-def falls_then_rises(view: View, louder: bool, metric: str = "") -> judging.Verdict:
+def falls_then_rises(view: View, louder: bool, metric: str = "") -> Verdict:
     """At the largest noise and τ the metric is lower inside the run than at its start and its end."""
     name, values = levels(view, louder)[-1]
     tau, metric = view.grid("local_steps")[-1], metric or view.figure.options["metric"]
@@ -85,14 +84,15 @@ def falls_then_rises(view: View, louder: bool, metric: str = "") -> judging.Verd
     down, up = judging.difference(curve[:, 0], curve[:, best]), judging.difference(curve[:, -1], curve[:, best])
     text = f"{name}, τ = {tau}: {metric} falls by {down} until round {rounds[best]:g}, then rises by {up}"
     if down.sign > 0 and up.sign > 0:
-        return judging.Verdict(judging.HOLDS, text, numbers)
+        return Verdict(judging.HOLDS, text, numbers)
     # The lowest value is at an end: it only falls, or only rises.
-    return judging.Verdict(judging.FAILS if best in (0, len(rounds) - 1) else judging.INCONCLUSIVE, text, numbers)
+    return Verdict(judging.FAILS if best in (0, len(rounds) - 1) else judging.INCONCLUSIVE, text, numbers)
 
 
-def same_trends(view: View, louder: bool) -> judging.Verdict:
+def same_trends(view: View, louder: bool) -> Iterator[Verdict]:
     """The trends of the figure before, in this metric."""
-    return judging.all_of(noise_hurts(view, louder), more_steps_trade(view, louder))
+    for trend in (noise_hurts, more_steps_trade):
+        yield judging.all_of(*trend(view, louder))
 
 
 DEVICES = 16
@@ -178,11 +178,10 @@ def tuned_tables(view: View) -> list[Table]:
     return [Table("Learning rates, tuned alike (as printed)", rows, note)]
 
 
-def beats(view: View, rival: int) -> judging.Verdict:
+def beats(view: View, rival: int) -> Iterator[Verdict]:
     """Faster (better on average over the first half of the rounds) and better at the end, in every metric."""
     lines = baseline_lines(view)
     method, other = lines[0], lines[1 + min(rival, len(lines) - 2)]
-    verdicts = []
     for metric in view.figure.options["metrics"]:
         rounds, ours = view.curve(method.values, metric)
         _, theirs = view.curve(other.values, metric)
@@ -194,8 +193,7 @@ def beats(view: View, rival: int) -> judging.Verdict:
             pair = (a, b, (method.label, other.label))
             if metric != ACCURACY:
                 pair = (b, a, (other.label, method.label))
-            verdicts.append(judging.greater_by(*pair, what=f"{metric}, {what}"))
-    return judging.all_of(*verdicts)
+            yield judging.greater_by(*pair, what=f"{metric}, {what}")
 
 
 # With and without secure aggregation: CPFed Figs. 8 and 9, Concentrated Figs. 7 and 8
@@ -218,13 +216,11 @@ def aggregation_panels(view: View) -> list[Panel]:
     return [Panel("", lines, ACCURACY, axis)]
 
 
-def aggregation_helps(view: View) -> judging.Verdict:
+def aggregation_helps(view: View) -> Iterator[Verdict]:
     """Accuracy grows with ε; secure aggregation is nowhere significantly worse, and somewhere better."""
     (name, values), (other, other_values) = aggregation(view)
     with_it, labels = view.finals(view.levels(), ACCURACY, values)
     without, _ = view.finals(view.levels(), ACCURACY, other_values)
-    return judging.all_of(
-        judging.ordered_within_noise(with_it, labels, what=name),
-        judging.ordered_within_noise(without, labels, what=other),
-        judging.never_below(with_it, without, labels, ("with", "without")),
-    )
+    yield judging.ordered_within_noise(with_it, labels, what=name)
+    yield judging.ordered_within_noise(without, labels, what=other)
+    yield judging.never_below(with_it, without, labels, ("with", "without"))

@@ -106,7 +106,7 @@ def draw(figure: Figure, view: View) -> Any:
         _share_scale([axis for axis, _ in shown], [_kind(panel) for _, panel in shown])
         part.legend(
             handles.values(), handles.keys(), loc="outside lower center", frameon=False, fontsize=SMALL,
-            ncols=_legend_columns(labels), handlelength=2.2, columnspacing=1.0, borderaxespad=0.0, borderpad=0.1,
+            ncols=_legend_columns(labels), handlelength=2.6, columnspacing=1.0, borderaxespad=0.0, borderpad=0.1,
         )  # fmt: skip
     return canvas
 
@@ -156,7 +156,7 @@ def _draw_panel(axis: Any, view: View, panel: Panel, styles: dict[str, int], han
                 points.x,
                 mean,
                 color=colour,
-                linestyle=(0, (2.6, 1.4)) if line.dashed else "-",
+                linestyle=(0, (4, 3)) if line.dashed else "-",
                 linewidth=1.1,
                 marker=MARKS[number % len(MARKS)] if marked else None,
                 markersize=2.8,

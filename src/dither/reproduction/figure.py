@@ -19,19 +19,19 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from importlib.resources import files
 from operator import attrgetter
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import MappingProxyType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 from dither.errors import DitherError, SpecError, did_you_mean
-from dither.reproduction.judging import FAILS, HOLDS, Verdict
+from dither.reproduction.judging import FAILS, HOLDS, Verdict, all_of
 from dither.spec import Spec
 
 if TYPE_CHECKING:
@@ -89,6 +89,12 @@ class OpenSetting(NamedTuple):
     reference: str  # what is taken here
     why: str
     alternatives: Mapping[str, Values]  # by label: what changes
+
+    def row(self) -> dict[str, str]:
+        """As a report lists it."""
+        tried = ", ".join(self.alternatives)
+        said = {"setting": self.title, "the paper": self.paper, "here": self.reference}
+        return {**said, "also tried": tried, "why": self.why}
 
 
 class Change(NamedTuple):
@@ -242,38 +248,31 @@ class FinishedRun(NamedTuple):
     versions: Mapping[str, str]
 
 
+@dataclass
 class View:
-    """A figure at one scale: as printed, as deployed, or at equal proven ε.
+    """A figure at one scale: as printed, as deployed, or at equal proven ε."""
 
-    `changed` are open settings with other values than the reference, `seeds` more seeds than the scale has, and
-    `noiseless` makes the twin: the same runs without noise."""
+    figure: Figure
+    scale_name: str
+    runs: Mapping[str, FinishedRun]
+    given_accounts: Accounts | None
+    kind: str = PRINTED
+    changed: Values = field(default_factory=dict)  # open settings with other values than the reference
+    more_seeds: int = 0  # than the scale has
+    noiseless: bool = False  # the twin: the same runs without noise
+    trial: bool = False  # invented numbers: a judge is only asked what it needs
+    asked: dict[str, Spec] = field(default_factory=dict)  # the runs whose numbers were asked for
+    tuning: dict[str, Spec] = field(default_factory=dict)  # the runs that tuned a line
+    _specs: dict[tuple[str, int, bool], tuple[Spec, str]] = field(default_factory=dict)
 
-    # reason: what a view is of, and the three ways in which it may differ from the figure
-    def __init__(
-        self,
-        figure: Figure,
-        scale: str,
-        runs: Mapping[str, FinishedRun],
-        accounts: Accounts | None,
-        kind: str = PRINTED,
-        *,
-        changed: Values = NOTHING,
-        seeds: int = 0,
-        noiseless: bool = False,
-    ) -> None:
-        self.figure, self.scale_name, self.scale = figure, scale, figure.scales[scale]
-        self.kind, self.changed, self.noiseless = kind, changed, noiseless
-        self.runs, self._accounts = runs, accounts
-        self.asked: dict[str, Spec] = {}  # the runs whose numbers were asked for
-        self.tuning: dict[str, Spec] = {}  # the runs that tuned a line
-        self._specs: dict[tuple[str, int, bool], tuple[Spec, str]] = {}
+    def __post_init__(self) -> None:
+        self.scale = self.figure.scales[self.scale_name]
         chosen = self.scale.proven_seeds if self.proven else None
-        self.seeds = list(range(max(seeds, self.scale.seeds if chosen is None else chosen)))
-        keys = {key: value for key, value in changed.items() if not key.startswith(FORMULA)}
-        self.formula = {key.removeprefix(FORMULA): value for key, value in changed.items() if key not in keys}
-        literal = figure.literal if kind == PRINTED else NOTHING
-        values = {**figure.base, **literal, **self.scale.values}
-        self.base = _base(json.dumps(values), json.dumps(keys))
+        self.seeds = list(range(max(self.more_seeds, self.scale.seeds if chosen is None else chosen)))
+        keys = {key: value for key, value in self.changed.items() if not key.startswith(FORMULA)}
+        self.formula = {key.removeprefix(FORMULA): v for key, v in self.changed.items() if key not in keys}
+        literal = self.figure.literal if self.kind == PRINTED else NOTHING
+        self.base = _base(json.dumps({**self.figure.base, **literal, **self.scale.values}), json.dumps(keys))
 
     @property
     def proven(self) -> bool:
@@ -283,30 +282,29 @@ class View:
     @property
     def accounts(self) -> Accounts:
         """Answers questions about ε."""
-        if self._accounts is None:
+        if self.trial:
+            return cast("Accounts", _TRIAL_ACCOUNTS)
+        if self.given_accounts is None:
             raise MissingRun(f"{self.figure.id}: nothing is accounted while runs are being computed")
-        return self._accounts
+        return self.given_accounts
 
-    def like(self, runs: Mapping[str, FinishedRun] | None = None, **differing: Any) -> View:
-        """The same view, except for what is given."""
-        same = {"changed": self.changed, "seeds": len(self.seeds), "noiseless": self.noiseless}
-        runs = self.runs if runs is None else runs
-        other = View(self.figure, self.scale_name, runs, self._accounts, self.kind, **{**same, **differing})
-        other._specs = self._specs  # named by values, seed and noise
-        return other
+    def like(self, **differing: Any) -> View:
+        """The same view, except for what is given. Specs are shared: they are named by values, seed and noise."""
+        return replace(self, asked={}, tuning={}, **differing)
 
     def twin(self) -> View:
         """The same runs without noise."""
         return self.like(noiseless=True)
 
     def needs(self, judge: Callable[[View], Any]) -> dict[str, Spec]:
-        """The runs that a judge asks for, by key: it is tried on invented numbers. Where a line is not tuned yet,
-        the runs that tune it."""
-        trial = self.like(runs=_Invented(self.runs))
-        trial._accounts = _INVENTED_ACCOUNTS
+        """The runs that a judge asks for, by key. Where a line is not tuned yet, the runs that tune it."""
+        trial = self.like(trial=True)
         judge(trial)
-        untuned = {key: spec for key, spec in trial.tuning.items() if key not in self.runs}
-        return untuned or trial.asked
+        return trial.untuned() or trial.asked
+
+    def untuned(self) -> dict[str, Spec]:
+        """The runs that tune a line and are not computed yet."""
+        return {key: spec for key, spec in self.tuning.items() if key not in self.runs}
 
     # What to compute
 
@@ -330,20 +328,19 @@ class View:
         if key in self.changed:
             return values
         if self.proven:
-            deployed = View(self.figure, self.scale_name, self.runs, None, DEPLOYED, seeds=len(self.seeds))
+            deployed = View(self.figure, self.scale_name, self.runs, None, DEPLOYED, more_seeds=len(self.seeds))
             tuned = deployed.tuned(values)
             self.tuning |= deployed.tuning
             return tuned
         grid = self.grid(key)
         validated = {"data.split": "validation", "eval_every": self.base.num_rounds}
-        candidates = [{**values, key: value, **validated} for value in grid]
-        runs = self.runs.runs if isinstance(self.runs, _Invented) else self.runs
         scores = []
-        for candidate in candidates:
+        for value in grid:
+            candidate = {**values, key: value, **validated}
             keyed = [self._keyed(candidate, seed) for seed in self.seeds[:TUNING_SEEDS]]
             self.tuning |= {run: spec for spec, run in keyed}
-            if all(run in runs for _, run in keyed):
-                scores.append(float(np.mean([runs[run].metrics["test_accuracy"][-1] for _, run in keyed])))
+            if all(run in self.runs for _, run in keyed):
+                scores.append(float(np.mean([self.runs[run].metrics["test_accuracy"][-1] for _, run in keyed])))
         best = int(np.argmax(scores)) if len(scores) == len(grid) else 0
         return {**values, key: grid[best]}
 
@@ -388,7 +385,7 @@ class View:
         """Every run of the figure by key: what its panels show and its criteria ask for. Where a line is not tuned
         yet, the runs that tune it."""
         shown = self.shown()
-        needed = {key: spec for key, spec in self.tuning.items() if key not in self.runs} or shown
+        needed = self.untuned() or {**shown, **self.tuning}
         if self.figure.tables is not None and self.kind == PRINTED:
             needed |= self.needs(self.figure.tables)
         for criterion in self.figure.criteria:
@@ -419,6 +416,8 @@ class View:
         """The finished run of these settings."""
         spec, key = self._keyed(values, seed)
         self.asked[key] = spec
+        if self.trial:
+            return _TRIAL_RUN
         if key not in self.runs:
             raise MissingRun(f"{self.figure.id}: no run yet of {dict(values)}, seed {seed}")
         return self.runs[key]
@@ -453,43 +452,21 @@ class View:
         return rounds[:shown], column[:shown]
 
 
-class _Invented(Mapping[str, FinishedRun]):
-    """A run for every key, for judges that are only asked what they need."""
+# What a trial answers
 
-    def __init__(self, runs: Mapping[str, FinishedRun]) -> None:
-        self.runs = runs  # those that are there
-        columns = ("test_accuracy", "train_loss", "loss", "gradient_sq")
-        metrics = {"round": [0.0, 1.0, 2.0], **{name: [0.5, 0.5, 0.5] for name in columns}}
-        self._run = FinishedRun(metrics, {"value": 1.0, "unit": "run"}, 0.0, "", {})
-
-    def __getitem__(self, key: str) -> FinishedRun:
-        return self._run
-
-    def __contains__(self, key: object) -> bool:
-        return True
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.runs)
-
-    def __len__(self) -> int:
-        return len(self.runs)
-
-
-class _InventedAccounts:
-    """Answers for such judges."""
-
-    def proven_epsilon(self, spec: Spec, unit: str = "run") -> float:
-        return 1.0
-
-    def proven_stop(self, spec: Spec, budget: float) -> int:
-        return 1
-
-    def estimated(self, name: str, spec: Spec, estimate: Callable[[Any], Values]) -> Values:
-        names = ("smoothness", "lipschitz", "pl_constant", "dissimilarity", "initial_gap")
-        return {**dict.fromkeys(names, 1.0), "rounds": [0]}
-
-
-_INVENTED_ACCOUNTS: Any = _InventedAccounts()
+_TRIAL_RUN = FinishedRun(
+    {"round": [0.0, 1.0, 2.0], **dict.fromkeys(("test_accuracy", "train_loss", "loss", "gradient_sq"), [0.5] * 3)},
+    claim={"value": 1.0, "unit": "run"},
+    seconds=0.0,
+    device="",
+    versions={},
+)
+_CONSTANTS = ("smoothness", "lipschitz", "pl_constant", "dissimilarity", "initial_gap")
+_TRIAL_ACCOUNTS = SimpleNamespace(
+    proven_epsilon=lambda *_: 1.0,
+    proven_stop=lambda *_: 1,
+    estimated=lambda *_: {**dict.fromkeys(_CONSTANTS, 1.0), "rounds": [0]},
+)
 
 
 @cache
@@ -554,7 +531,7 @@ def paper(name: str) -> Paper:
         fields["robust"] = {**fields.get("robust", fields["quick"]), "max_seeds": most}
         fields["scales"] = {scale: Scale(**fields.pop(scale)) for scale in SCALES}
         criteria = [
-            Criterion(**{**criterion, "judge": _function(module, criterion["judge"])})
+            Criterion(**{**criterion, "judge": _judge(module, criterion["judge"])})
             for criterion in fields.pop("criteria")
         ]
         fields["open"] = [settings[key] for key in fields.get("open", ())]
@@ -600,6 +577,17 @@ def _function(module: str, declared: str | Mapping[str, Any]) -> Callable[..., A
     return lambda view: getattr(import_module(f"dither.reproduction.{module}"), name)(view, **arguments)
 
 
+def _judge(module: str, declared: str | Mapping[str, Any]) -> Callable[[View], Verdict]:
+    """A judge of a paper's module; where it gives several verdicts, all must hold."""
+    function = _function(module, declared)
+
+    def judge(view: View) -> Verdict:
+        verdict = function(view)
+        return verdict if isinstance(verdict, Verdict) else all_of(*verdict)
+
+    return judge
+
+
 def names() -> list[str]:
     """Every figure's id."""
     return [figure.id for name in PAPERS for figure in paper(name).figures]
@@ -607,16 +595,14 @@ def names() -> list[str]:
 
 def load(name: str) -> Figure:
     """The figure of that id."""
-    if name not in names():
-        raise SpecError(f"unknown figure {name!r}{did_you_mean(name, [*names(), *PAPERS, 'all'])}")
-    return next(figure for figure in paper(name.partition("/")[0]).figures if figure.id == name)
+    (figure,) = select(name)
+    return figure
 
 
 def select(wanted: str | Sequence[str] = "all") -> list[Figure]:
     """Figures by id, by paper, or all of them, in the papers' order and each once."""
-    asked = [wanted] if isinstance(wanted, str) else list(wanted)
-    for each in asked:
-        if each != "all" and each not in PAPERS:
-            load(each)  # raises for an unknown name
-    everything = not asked or "all" in asked
-    return [load(name) for name in names() if everything or name in asked or name.partition("/")[0] in asked]
+    asked = {wanted} if isinstance(wanted, str) else set(wanted) or {"all"}
+    known = [*names(), *PAPERS, "all"]
+    for unknown in asked - set(known):
+        raise SpecError(f"unknown figure {unknown!r}{did_you_mean(unknown, known)}")
+    return [each for name in PAPERS for each in paper(name).figures if asked & {"all", name, each.id}]

@@ -208,16 +208,12 @@ def _judged(
     return Verdict(status, f"{what}: {text}" if what else text, numbers)
 
 
-def greater_by(
-    a: np.ndarray, b: np.ndarray, names: tuple[str, str], *, what: str = "", margin: float = 0.0
-) -> Verdict:
-    """a exceeds b (by more than `margin`)."""
+def greater_by(a: np.ndarray, b: np.ndarray, names: tuple[str, str], *, what: str = "") -> Verdict:
+    """a exceeds b."""
 
     def decide() -> tuple[bool, bool, str]:
         gap = difference(a, b)
-        gap = gap._replace(mean=gap.mean - margin)
-        beyond = f" beyond the margin {margin:g}" if margin else ""
-        return gap.sign < 0, gap.sign > 0, f"{names[0]} − {names[1]} = {gap}{beyond}"
+        return gap.sign < 0, gap.sign > 0, f"{names[0]} − {names[1]} = {gap}"
 
     return _judged((a, b), names, what, decide)
 

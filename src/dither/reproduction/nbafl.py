@@ -29,6 +29,7 @@ from dither.experiment.build import Experiment, planned_rounds
 from dither.methods import nbafl
 from dither.reproduction import figure, judging
 from dither.reproduction.figure import Axis, Line, Panel, Setting, Values, View, curves
+from dither.reproduction.judging import Verdict
 from dither.simulation.engine import Simulation
 from dither.types import Array, Params
 
@@ -56,7 +57,7 @@ def _over_rounds(title: str, lines: list[Setting]) -> Panel:
     return curves(title, lines, LOSS, log=True, x_label="aggregation t")
 
 
-def falls(view: View, metric: str = LOSS) -> judging.Verdict:
+def falls(view: View, metric: str = LOSS) -> Verdict:
     """The final loss falls from setting to setting."""
     return judging.ordered_within_noise(*view.finals(settings(view), metric), rising=False)
 
@@ -71,16 +72,12 @@ def over_total_rounds(title: str, lines: list[Line], view: View) -> Panel:
     return Panel(title, lines, LOSS, Axis("aggregations T", points))
 
 
-def needs_long_runs(judge: Callable[[View], judging.Verdict]) -> Callable[[View], judging.Verdict]:
+def needs_long_runs(judge: Callable[[View], Iterator[Verdict]]) -> Callable[[View], Verdict | Iterator[Verdict]]:
     """Not judged where the scale leaves out the long runs, in which noise would win."""
 
-    def judge_long(view: View) -> judging.Verdict:
-        last = view.grid("num_rounds")[-1]
-        if last < LONG:
-            return judging.Verdict(
-                judging.NOT_JUDGED, f"T ends at {last} here: too early for the noise to turn the curve"
-            )
-        return judge(view)
+    def judge_long(view: View) -> Verdict | Iterator[Verdict]:
+        last, why = view.grid("num_rounds")[-1], "here: too early for the noise to turn the curve"
+        return judge(view) if last >= LONG else Verdict(judging.NOT_JUDGED, f"T ends at {last} {why}")
 
     return judge_long
 
@@ -103,7 +100,7 @@ def clip_panels(view: View) -> list[Panel]:
     ]
 
 
-def best_clip_inside(view: View, grids: Sequence[str]) -> judging.Verdict:
+def best_clip_inside(view: View, grids: Sequence[str]) -> Verdict:
     return judging.interior_optimum(*view.finals(clips(view, grids), LOSS))
 
 
@@ -116,18 +113,17 @@ def theorem_panels(view: View) -> list[Panel]:
 
 
 @needs_long_runs
-def best_inside_and_growing(view: View) -> judging.Verdict:
-    verdicts, best = [], []
+def best_inside_and_growing(view: View) -> Iterator[Verdict]:
+    best = []
     for name, level in view.levels():
         losses, names = view.finals(round_counts(view), LOSS, level)
-        verdicts.append(judging.interior_optimum(losses, names, what=name))
+        yield judging.interior_optimum(losses, names, what=name)
         best.append(np.array(view.grid("num_rounds"), float)[np.argmin(np.stack(losses), axis=0)])  # of each seed
     if len(view.grid("num_rounds")) < 5:
-        growth = judging.Verdict(judging.NOT_JUDGED, "too few values of T to see the best one grow")
+        yield Verdict(judging.NOT_JUDGED, "too few values of T to see the best one grow")
     else:
         names = [name for name, _ in view.levels()]
-        growth = judging.ordered_within_noise(best, names, what="each seed's best T of the grid")
-    return judging.all_of(*verdicts, growth)
+        yield judging.ordered_within_noise(best, names, what="each seed's best T of the grid")
 
 
 # Fig. 8
@@ -138,7 +134,7 @@ METHOD = (
     "along the iterates of a run without noise: ρ largest Hessian eigenvalue (power iteration), β largest ‖∇F_i‖, "
     "l smallest ‖∇F‖²/(2(F − F*)), B largest √(mean ‖∇F_i‖²)/‖∇F‖, Θ = F(w_0) − F*, with F* = 0"
 )
-_POWER_ITERATIONS = 15
+_POWER_ITERATIONS = 16
 _EVALUATED = 6  # iterates at which the constants are estimated
 
 
@@ -184,9 +180,8 @@ def _measures(
 ) -> tuple[Callable[[Params], tuple[Array, Array, Array, Array]], Callable[[Params], Array]]:
     """Compiled: F, ‖∇F‖², mean and largest ‖∇F_i‖²; and the largest eigenvalue of the Hessian, in size."""
     partition, problem = experiment.partition, experiment.problem
-    rows = np.stack(
-        [partition.order[s : s + partition.size.min()] for s in partition.start]
-    )  # equal in the figure
+    size = partition.size.min()  # equal in the figure
+    rows = np.stack([partition.order[start : start + size] for start in partition.start])
     clients = (jnp.asarray(problem.x[rows]), jnp.asarray(problem.y[rows]))  # [clients, records, ...]
 
     def client_loss(params: Params, records: tuple[Array, Array]) -> Array:
@@ -197,25 +192,21 @@ def _measures(
 
     @jax.jit
     def measure(params: Params) -> tuple[Array, Array, Array, Array]:
-        def one(total: Params, records: tuple[Array, Array]) -> tuple[Params, Array]:
-            gradient = jax.grad(client_loss)(params, records)
-            return jax.tree.map(jnp.add, total, gradient), _squared(gradient)
+        def square(records: tuple[Array, Array]) -> Array:
+            return _squared(jax.grad(client_loss)(params, records))
 
-        summed, squares = jax.lax.scan(one, jax.tree.map(jnp.zeros_like, params), clients)
-        mean = jax.tree.map(lambda leaf: leaf / len(rows), summed)
-        return total_loss(params), _squared(mean), jnp.mean(squares), jnp.max(squares)
+        loss, gradient = jax.value_and_grad(total_loss)(params)
+        squares = jax.lax.map(square, clients)
+        return loss, _squared(gradient), jnp.mean(squares), jnp.max(squares)
 
     @jax.jit
     def curvature(params: Params) -> Array:
-        def times_hessian(direction: Params) -> Params:
-            return jax.jvp(jax.grad(total_loss), (params,), (direction,))[1]
-
         def iterate(_: int, direction: Params) -> Params:
-            product = times_hessian(direction)
-            return jax.tree.map(lambda leaf: leaf / jnp.sqrt(_squared(product) + 1e-30), product)
+            unit = jax.tree.map(lambda leaf: leaf / jnp.sqrt(_squared(direction) + 1e-30), direction)
+            return jax.jvp(jax.grad(total_loss), (params,), (unit,))[1]
 
         start = jax.tree.map(lambda leaf: jax.random.normal(jax.random.key(leaf.size), leaf.shape), params)
-        return jnp.sqrt(_squared(times_hessian(jax.lax.fori_loop(0, _POWER_ITERATIONS, iterate, start))))
+        return jnp.sqrt(_squared(jax.lax.fori_loop(0, _POWER_ITERATIONS, iterate, start)))
 
     return measure, curvature
 
@@ -260,20 +251,19 @@ def theorem_panel(view: View) -> Panel:
 
 
 @needs_long_runs
-def same_shape(view: View) -> judging.Verdict:
+def same_shape(view: View) -> Iterator[Verdict]:
     """Experiment and bound both fall, then rise: each has its least value inside the range of T."""
-    loss, verdicts = loss_constants(view), []
+    loss = loss_constants(view)
     for name, level in view.levels():
         losses, names = view.finals(round_counts(view), LOSS, level)
-        verdicts.append(judging.interior_optimum(losses, names, what=f"experiment, {name}"))
+        yield judging.interior_optimum(losses, names, what=f"experiment, {name}")
         e = level["privacy.epsilon"]
         best, reference = (int(np.argmin(bound(view, constants, e)[1])) + 1 for constants in (loss, REFERENCE))
         text = (
             f"Theorem 2 is least at T = {best} with the estimated constants (μ = {float(loss.proximal):.3g}), at "
             f"T = {reference} with the reference constants"
         )
-        verdicts.append(judging.fact(1 < best < 200, text))
-    return judging.all_of(*verdicts)
+        yield judging.fact(1 < best < 200, text)
 
 
 def theorem_tables(view: View) -> list[figure.Table]:
@@ -319,25 +309,19 @@ def schedule_panels(view: View) -> list[Panel]:
 
 
 @needs_long_runs
-def convex_in_rounds(view: View) -> judging.Verdict:
-    verdicts = []
+def convex_in_rounds(view: View) -> Iterator[Verdict]:
     for name, level in view.levels():
         for schedule, values in schedules(view):
             losses, _ = view.finals(round_counts(view), LOSS, {**level, **values})
-            verdicts.append(judging.convex(losses, view.grid("num_rounds"), what=f"{name}, {schedule}"))
-    return judging.all_of(*verdicts)
+            yield judging.convex(losses, view.grid("num_rounds"), what=f"{name}, {schedule}")
 
 
 @needs_long_runs
-def scheduling_helps_late(view: View) -> judging.Verdict:
+def scheduling_helps_late(view: View) -> Iterator[Verdict]:
     last = view.grid("num_rounds")[-1]
-    verdicts = []
     for name, level in view.levels():
         (everyone, scheduled), (first, second) = view.finals(schedules(view), LOSS, {**level, "num_rounds": last})
-        verdicts.append(
-            judging.greater_by(everyone, scheduled, (first, second), what=f"loss at T = {last}, {name}")
-        )
-    return judging.all_of(*verdicts)
+        yield judging.greater_by(everyone, scheduled, (first, second), what=f"loss at T = {last}, {name}")
 
 
 # Fig. 10
@@ -370,14 +354,10 @@ def cohort_panels(view: View) -> list[Panel]:
     return panels
 
 
-def fewer_clients_win(view: View, lemma4: str) -> judging.Verdict:
-    verdicts = []
+def fewer_clients_win(view: View, lemma4: str) -> Iterator[Verdict]:
     for name, level in cohort_levels(view, lemma4):
         if isinf(level["privacy.epsilon"]):
             continue
         losses, names = view.finals(cohorts(view, lemma4), LOSS, level)
         best = int(np.argmin([np.mean(loss) for loss in losses[:-1]]))
-        verdicts.append(
-            judging.greater_by(losses[-1], losses[best], (names[-1], names[best]), what=f"loss, {name}")
-        )
-    return judging.all_of(*verdicts)
+        yield judging.greater_by(losses[-1], losses[best], (names[-1], names[best]), what=f"loss, {name}")

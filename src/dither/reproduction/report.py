@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dither.reproduction.figure import PAPERS, VIEW_TITLES, Table, paper
+from dither.reproduction.figure import AXIS_LABELS, PAPERS, VIEW_TITLES, Table, paper
 from dither.reproduction.judging import FAILS, HOLDS, INCONCLUSIVE, NOT_JUDGED, JudgedCriterion, Verdict, counted
 
 if TYPE_CHECKING:
@@ -19,17 +20,6 @@ if TYPE_CHECKING:
 
 _LONG = 130  # characters of a verdict that are shown at once
 _CLASS = {HOLDS: "holds", FAILS: "fails", INCONCLUSIVE: "open", NOT_JUDGED: "mute"}
-
-
-@dataclass(frozen=True)
-class SettingEpsilon:
-    """Claimed and proven ε of one setting of a figure, in words."""
-
-    view: str
-    setting: str
-    claimed: str
-    proven: str
-    against: str
 
 
 @dataclass(frozen=True)
@@ -51,7 +41,7 @@ class FigureResult:
     open: tuple[dict[str, str], ...]  # what the paper leaves open
     refused: str  # why it could not be computed
     tables: tuple[Table, ...]
-    epsilons: tuple[SettingEpsilon, ...]
+    epsilons: tuple[dict[str, str], ...]  # claimed and proven ε of each setting, in words
     runs: int
     seconds: float
     devices: dict[str, int]
@@ -66,21 +56,27 @@ class FigureResult:
 
 def page(result: Reproduction, folder: Path) -> str:
     """The report as HTML, with the pictures of the folder inside it."""
-    style = files("dither.reproduction").joinpath("report.css").read_text(encoding="utf-8")
-    sections, links = [], []
+    here = files("dither.reproduction")
+    template, style = (here.joinpath(f"report.{kind}").read_text(encoding="utf-8") for kind in ("html", "css"))
+    sections, links = "", ""
     for name in PAPERS:
         articles = "".join(_figure(figure, folder) for figure in result.figures if figure.paper == name)
         if articles:
             title = escape(paper(name).title)
-            links.append(f'<a href="#{name}">{title}</a>')
-            sections.append(f'<section id="{name}"><h2>{title}</h2>{articles}</section>')
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Dither: {counted(len(result.figures), 'figure')} reproduced, scale {escape(result.scale)}</title>"
-        f"<style>{style}</style></head><body>"
-        f'<nav><strong>Dither</strong><a href="#claims">Criteria</a>{"".join(links)}</nav>'
-        f"<main>{_head(result)}{_summary(result)}{''.join(sections)}</main></body></html>\n"
+            links += f'<a href="#{name}">{title}</a>'
+            sections += f'<section id="{name}"><h2>{title}</h2>{articles}</section>'
+    number = len({claim.id for claim in result.claims})
+    return template.format(
+        style=style,
+        links=links,
+        sections=sections,
+        scale=escape(result.scale),
+        figures=counted(len(result.figures), "figure"),
+        papers=counted(len({figure.paper for figure in result.figures}), "paper"),
+        facts=_facts(result),
+        criteria="1 criterion" if number == 1 else f"{number} criteria",
+        views="".join(f"<th>{name}</th>" for name in VIEW_TITLES.values()),
+        claims="".join(_row(figure, claim) for figure in result.figures for claim in figure.claims),
     )
 
 
@@ -105,27 +101,18 @@ def disagreements(ours: Sequence[JudgedCriterion], theirs: Sequence[JudgedCriter
     return lines
 
 
-def _head(result: Reproduction) -> str:
-    devices = dict.fromkeys(name for figure in result.figures for name in figure.devices)
-    versions = ", ".join(f"{name} {value}" for name, value in result.provenance["versions"].items())
+def _facts(result: Reproduction) -> str:
+    made, devices = result.provenance, dict.fromkeys(name for figure in result.figures for name in figure.devices)
+    versions = ", ".join(f"{name} {value}" for name, value in made["versions"].items())
     rows = [
         ("scale", result.scale),
-        ("command", result.provenance["command"]),
+        ("command", made["command"]),
         *((f"criteria {title}", counts(result.claims, which)) for which, title in VIEW_TITLES.items()),
-        ("runs", f"{counted(result.provenance['runs'], 'run')}, {result.provenance['seconds'] / 60:.1f} minutes"),
+        ("computed", f"{counted(made['runs'], 'run')}, together {made['seconds'] / 60:.1f} minutes"),
         ("device", _names(devices)),
-        ("drawn", f"{result.provenance['when']}, {versions}"),
+        ("drawn", f"{made['when']}, {versions}"),
     ]
-    return (
-        f"<header><h1>{counted(len(result.figures), 'figure')} of "
-        f"{counted(len({figure.paper for figure in result.figures}), 'paper')}</h1>"
-        "<p>Every figure is drawn from runs of this code. A criterion is a statistical statement over seeds: it "
-        "<b>holds</b>, it <b>fails</b>, the seeds are <b>inconclusive</b>, or this scale cannot judge it. A "
-        "statement about noise holds only if it does not hold without noise too. Three views judge it: the "
-        "algorithm as printed, as Dither deploys it, and at equal <em>proven</em> ε, with noise set by the "
-        "accountant.</p>"
-        f"{_definitions(rows)}</header>"
-    )
+    return _definitions(rows)
 
 
 def _definitions(rows: Iterable[tuple[str, str]]) -> str:
@@ -133,31 +120,17 @@ def _definitions(rows: Iterable[tuple[str, str]]) -> str:
     return f"<dl>{inner}</dl>"
 
 
-def _summary(result: Reproduction) -> str:
-    lines = []
-    for figure in result.figures:
-        for claim in figure.claims:
-            name = claim.id + (f"<small>{escape(claim.variant)}</small>" if claim.variant else "")
-            views = "".join(
-                f'<td data-label="{title}">{_badge(getattr(claim, which))}</td>'
-                for which, title in VIEW_TITLES.items()
-            )
-            lines.append(
-                f'<tr class="{"variant" if claim.variant else ""}"><th scope="row">{name}</th>'
-                f"<td>{escape(claim.claim)}</td>{views}"
-                f'<td data-label="with open settings changed">{escape(claim.robust_text)}</td>'
-                f'<td data-label="figure"><a href="#{_anchor(figure)}">{escape(figure.id)}</a></td></tr>'
-            )
-    number = len({claim.id for claim in result.claims})
-    title = "1 criterion" if number == 1 else f"{number} criteria"
+def _row(figure: FigureResult, claim: JudgedCriterion) -> str:
+    """A criterion in the table of all."""
+    name = claim.id + (f"<small>{escape(claim.variant)}</small>" if claim.variant else "")
+    views = "".join(
+        f'<td data-label="{title}">{_badge(getattr(claim, which))}</td>' for which, title in VIEW_TITLES.items()
+    )
     return (
-        f'<section id="claims"><h2>{title}</h2><div class="scroll"><table class="claims"><thead><tr>'
-        "<th>criterion</th><th>what the paper finds</th>"
-        f"{''.join(f'<th>{name}</th>' for name in VIEW_TITLES.values())}<th>with open settings changed</th>"
-        f"<th>figure</th></tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
-        "<p class='small'>An indented row tests the criterion above it under another reading or a correction. "
-        "– : not judged, because the view is that of the column before, noise plays no part or the proven noise "
-        "leaves nothing to compare.</p></section>"
+        f'<tr class="{"variant" if claim.variant else ""}"><th scope="row">{name}</th>'
+        f"<td>{escape(claim.claim)}</td>{views}"
+        f'<td data-label="with open settings changed">{escape(claim.robust_text)}</td>'
+        f'<td data-label="figure"><a href="#{_anchor(figure)}">{escape(figure.id)}</a></td></tr>'
     )
 
 
@@ -184,7 +157,7 @@ def _figure(figure: FigureResult, folder: Path) -> str:
     compute = f"{counted(figure.runs, 'run')}, {figure.seconds:.0f} s on {_names(figure.devices)}; "
     rows = [
         ("data", figure.data),
-        ("seeds", str(figure.seeds or "")),
+        ("seeds", _seeds(figure)),
         ("settings", figure.settings),
         ("reduced here", "; ".join(figure.reduced)),
         ("at equal proven ε", figure.proven_note),
@@ -196,14 +169,13 @@ def _figure(figure: FigureResult, folder: Path) -> str:
         f'<p class="small">{escape(table.note)}</p></div>'
         for table in figure.tables
     )
-    epsilons = [asdict(row) for row in figure.epsilons]
-    spent = f"claimed and proven ε of {counted(len(epsilons), 'setting')}"
+    spent = f"claimed and proven ε of {counted(len(figure.epsilons), 'setting')}"
     return (
         f'<article id="{_anchor(figure)}"><h3>Fig. {figure.number}: {escape(figure.title)}</h3>'
         f"<figure>{pictures}<figcaption>{escape(' '.join([figure.shows, *figure.notes]))}</figcaption></figure>"
         f'<div class="beside">{"".join(_claim(claim) for claim in figure.claims)}</div>'
         f"{tables}{_details('what the paper leaves open', figure.open)}"
-        f"{_details(spent, epsilons)}"
+        f"{_details(spent, figure.epsilons)}"
         f"{_definitions(rows)}</article>"
     )
 
@@ -218,9 +190,9 @@ def _claim(claim: JudgedCriterion) -> str:
             text = _verdict_text(verdict.text)
             parts.append(f'<div class="verdict">{_badge(verdict)} <b>{name}</b> {text}</div>')
             numbers += [{"view": which, **row} for row in verdict.numbers]
-    why = " ".join((claim.note, f"({', '.join(claim.errata)})" if claim.errata else "")).strip()
-    if why:
-        parts.append(f'<p class="why">{escape(why)}</p>')
+    why = [claim.note, f"errata: {', '.join(claim.errata)}" if claim.errata else ""]
+    if any(why):
+        parts.append(f'<p class="why">{escape("; ".join(filter(None, why)))}</p>')
     robust = claim.robustness
     if robust:
         parts.append(f"<p>{escape(claim.robust_text)} (scale {escape(robust.scale)})</p>")
@@ -228,8 +200,19 @@ def _claim(claim: JudgedCriterion) -> str:
     return f'<div class="claim">{"".join(parts)}{tables}</div>'
 
 
+def _seeds(figure: FigureResult) -> str:
+    """How many seeds each line has, and how many an undecided criterion was given."""
+    verdicts = [getattr(claim, view) for claim in figure.claims for view in VIEW_TITLES]
+    most = max((row.get("seeds", 0) for verdict in verdicts if verdict for row in verdict.numbers), default=0)
+    more = f"; up to {most} where a criterion was undecided" if most > figure.seeds else ""
+    return f"{figure.seeds}{more}" if figure.seeds else ""
+
+
 def _verdict_text(text: str) -> str:
-    """The text of a verdict; a long one is folded after its first words."""
+    """The text of a verdict, with metrics in words; a long one is folded after its first words."""
+    for metric, words in AXIS_LABELS.items():
+        text = text.replace(metric, words)
+    text = re.sub(r"(?<=[ =])-(?=\d)", "−", text)
     if len(text) <= _LONG:
         return f"<span class='text'>{escape(text)}</span>"
     first = text[: text.rindex(" ", 0, _LONG)]

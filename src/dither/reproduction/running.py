@@ -27,6 +27,8 @@ from dither.experiment.sweep import Outcome, batches
 from dither.reproduction import drawing, report
 from dither.reproduction.cache import Accounts, Cache
 from dither.reproduction.figure import (
+    DEPLOYED,
+    PRINTED,
     PROVEN,
     VIEW_TITLES,
     Change,
@@ -47,7 +49,7 @@ from dither.reproduction.judging import (
     Robustness,
     Verdict,
 )
-from dither.reproduction.report import FigureResult, SettingEpsilon
+from dither.reproduction.report import FigureResult
 from dither.simulation import devices
 from dither.spec import Spec
 
@@ -113,21 +115,21 @@ def reproduce(
     changed too. After `minutes` no further batch of runs is started: the same call continues. With `jobs` above 1
     that many processes share the figures, proofs and pictures included.
     """
-    began, chosen, runs = time.perf_counter(), select(what), Cache(cache)
+    began, chosen = time.perf_counter(), select(what)
     folder = Path(out) if out and not only_compute else None
-    task = _Task(scale, robust, runs.folder, data_dir, folder, only_compute)
     deadline = time.time() + 60 * minutes if minutes else float("inf")
-    if jobs > 1 and len(chosen) > 1:
-        parts = _in_processes(task, chosen, min(jobs, len(chosen)), deadline, on_progress, on_figure)
+    task = _Task(scale, robust, Cache(cache).folder, data_dir, folder, only_compute, deadline)
+    names = [figure.id for figure in chosen]
+    if jobs > 1 and len(names) > 1:
+        parts = _in_processes(task, chosen, min(jobs, len(names)), on_progress, on_figure)
     else:
-        parts = [_reproduced(task, chosen, runs, deadline, on_progress, on_figure)]
-    computed = sum(part.computed for part in parts)
+        parts = [_reproduced(task, names, on_progress, on_figure)]
     refused = {name: why for part in parts for name, why in part.refused.items()}
     wanted = {key: seconds for part in parts for key, seconds in part.wanted.items()}
     provenance = {
         "command": command,
         "when": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "computed": computed,
+        "computed": sum(part.computed for part in parts),
         "missing": sum(seconds is None for seconds in wanted.values()),
         "runs": len(wanted),
         "seconds": round(sum(seconds or 0.0 for seconds in wanted.values()), 1),
@@ -137,7 +139,7 @@ def reproduce(
     if only_compute and refused:
         raise DataError("; ".join(refused.values()))
     by_id = {figure.id: figure for part in parts for figure in part.figures}
-    figures = tuple(by_id[figure.id] for figure in chosen if figure.id in by_id)
+    figures = tuple(by_id[name] for name in names if name in by_id)
     result = Reproduction(scale, figures, provenance, folder / "report.html" if folder else None)
     if folder is not None:
         write_text(folder / "report.html", report.page(result, folder))
@@ -154,6 +156,7 @@ class _Task(NamedTuple):
     data_dir: str | Path | None
     folder: Path | None  # for pictures
     only_compute: bool
+    deadline: float
 
 
 class _Part(NamedTuple):
@@ -165,19 +168,17 @@ class _Part(NamedTuple):
     wanted: dict[str, float | None]  # seconds of each run by its key; None: not computed
 
 
-# reason: what to do, and whom to tell
 def _reproduced(
     task: _Task,
-    chosen: Sequence[Figure],
-    runs: Cache,
-    deadline: float,
+    names: Sequence[str],
     on_progress: OnProgress | None = None,
     on_figure: Callable[[FigureResult], None] | None = None,
 ) -> _Part:
     """Compute figures; judge and draw them."""
-    accounts = Accounts(runs, task.data_dir)
+    runs = Cache(task.cache)
+    accounts, chosen = Accounts(runs, task.data_dir), [load(name) for name in names]
     work = _Work(chosen, task.scale, task.robust, runs, None if task.only_compute else accounts)
-    refused, computed = work.compute(data_dir=task.data_dir, on_progress=on_progress, deadline=deadline)
+    refused, computed = work.compute(data_dir=task.data_dir, on_progress=on_progress, deadline=task.deadline)
     figures = []
     for figure in chosen if not task.only_compute else ():
         views = figure.views(task.scale, runs, accounts)
@@ -193,17 +194,10 @@ def _reproduced(
     return _Part(tuple(figures), computed, refused, wanted)
 
 
-def _reproduced_alone(task: _Task, figure: str, deadline: float) -> _Part:
-    """One figure, in a process of its own."""
-    return _reproduced(task, [load(figure)], Cache(task.cache), deadline)
-
-
-# reason: as for `_reproduced`
 def _in_processes(
     task: _Task,
     chosen: Sequence[Figure],
     jobs: int,
-    deadline: float,
     on_progress: OnProgress | None,
     on_figure: Callable[[FigureResult], None] | None,
 ) -> list[_Part]:
@@ -217,7 +211,7 @@ def _in_processes(
     pool = ProcessPoolExecutor(jobs, get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN))
     try:
         longest_first = sorted(seconds, key=lambda name: -seconds[name])
-        futures = {pool.submit(_reproduced_alone, task, name, deadline): name for name in longest_first}
+        futures = {pool.submit(_reproduced, task, [name]): name for name in longest_first}
         done = 0.0
         for future in as_completed(futures):
             parts.append(future.result())
@@ -269,9 +263,8 @@ class Point(NamedTuple):
 
 def points(figures: Iterable[Figure], scale: str, runs: Mapping[str, FinishedRun] | None = None) -> list[Point]:
     """Every run that figures need at a scale, each once; of a line that is not tuned yet, those that tune it."""
-    return _unique(
-        (figure, view.needed()) for figure in figures for view in figure.views(scale, {} if runs is None else runs)
-    )
+    views = [view for figure in figures for view in figure.views(scale, {} if runs is None else runs)]
+    return _unique((view.figure, view.needed()) for view in views)
 
 
 def _unique(needs: Iterable[tuple[Figure, Mapping[str, Spec]]]) -> list[Point]:
@@ -294,23 +287,18 @@ class _Work:
         self._changed = [view for views in changed for _, view in views]
 
     def points(self) -> list[Point]:
-        """Every run that is known to be needed so far."""
+        """Every run that is known to be needed so far: first those of all figures, then more seeds."""
+        judged = [(view, view.figure.criteria) for view in self._views]
+        changed = [(view, judged_criteria(view.figure)) for view in self._changed]
         needs = [(view.figure, view.needed()) for view in self._views]
-        for view in self._changed:
-            needs += [(view.figure, criterion.needs(view)) for criterion in judged_criteria(view.figure)]
-        for view in self._views:
-            needs += [(view.figure, lacking) for lacking in self._undecided(view, view.figure.criteria)]
-        for view in self._changed:
-            needs += [(view.figure, lacking) for lacking in self._undecided(view, judged_criteria(view.figure))]
+        needs += [(view.figure, each.needs(view)) for view, criteria in changed for each in criteria]
+        for view, criteria in judged + changed:
+            for criterion in criteria:
+                more: dict[str, Spec] = {}
+                with suppress(MissingRun, DataError):
+                    settled(criterion, view, more)
+                needs.append((view.figure, more))
         return _unique(needs)
-
-    def _undecided(self, view: View, criteria: Sequence[Criterion]) -> Iterator[dict[str, Spec]]:
-        """More seeds for criteria that are undecided."""
-        for criterion in criteria:
-            lacking: dict[str, Spec] = {}
-            with suppress(MissingRun, DataError):
-                settled(criterion, view, lacking)
-            yield lacking
 
     def compute(
         self, *, data_dir: str | Path | None, on_progress: OnProgress | None, deadline: float
@@ -318,38 +306,36 @@ class _Work:
         """Compute what is missing, then what follows from it: tuned lines, more seeds. Returns the data sets that
         are not available, and the number of runs computed."""
         refused: dict[str, str] = {}
-        computed, tried = 0, set[str]()
-        while True:
-            missing = [point for point in self.points() if point.key not in self.runs and point.key not in tried]
-            if not missing:
-                return refused, computed
-            tried |= {point.key for point in missing}
-            try:
+        tried: set[str] = set()
+        with suppress(_OutOfTime):
+            while missing := [p for p in self.points() if p.key not in self.runs and p.key not in tried]:
+                tried |= {point.key for point in missing}
                 refused |= compute(
                     missing, self.runs, data_dir=data_dir, on_progress=on_progress, deadline=deadline
                 )
-            except _OutOfTime:
-                return refused, computed + sum(point.key in self.runs for point in missing)
-            computed += sum(point.key in self.runs for point in missing)
+        return refused, sum(key in self.runs for key in tried)
 
 
-def settled(criterion: Criterion, view: View, lacking: dict[str, Spec] | None = None) -> Verdict:
-    """The verdict with as many seeds as decide it, up to the scale's `max_seeds`. What one more look needs and is
-    not computed yet is put into `lacking`."""
-    first = len(view.seeds)
-    more = [] if view.kind == PROVEN else [seeds for seeds in LOOKS if first < seeds <= view.scale.max_seeds]
+def settled(criterion: Criterion, view: View, more: dict[str, Spec] | None = None) -> Verdict:
+    """The verdict with as many seeds as decide it, up to the scale's `max_seeds`. The runs of the further looks
+    that were taken, and of one that is still to be taken, are put into `more`."""
     verdict = criterion.verdict(view)
-    for seeds in more:
+    for wider in _wider(view):
         if verdict.status != INCONCLUSIVE:
             break
-        wider = view.like(seeds=seeds)
-        missing = {key: spec for key, spec in criterion.needs(wider).items() if key not in view.runs}
-        if missing:
-            if lacking is not None:
-                lacking |= missing
+        needed = criterion.needs(wider)
+        if more is not None:
+            more |= needed
+        if not all(key in view.runs for key in needed):
             break
         verdict = criterion.verdict(wider)
     return verdict
+
+
+def _wider(view: View) -> list[View]:
+    """The view with more seeds, for each further look at an undecided criterion."""
+    looks = LOOKS if view.kind != PROVEN else ()
+    return [view.like(more_seeds=s) for s in looks if len(view.seeds) < s <= view.scale.max_seeds]
 
 
 class _OutOfTime(Exception):
@@ -446,19 +432,16 @@ def _judged_figure(
 ) -> FigureResult:
     """One figure, judged; not judged where its data are not available."""
     printed, why = views[0], ""
+    behind = {key: spec for view in views for key, spec in view.needed().items()}
     try:
-        claims = [
-            replace(_judged(criterion, views), robustness=None if criterion.variant else robust.get(criterion.id))
-            for criterion in figure.criteria
-        ]
+        claims = [_judged(criterion, views, behind, robust) for criterion in figure.criteria]
         tables = figure.tables(printed) if figure.tables else ()
         epsilons = [row for view in views if not _left_out([view]) for row in _epsilons(view)]
     except (MissingRun, DataError) as error:
         why = refused.get(printed.base.data.name, str(error))
-        claims = [_claim(criterion, {"printed": Verdict(NOT_JUDGED, why)}) for criterion in figure.criteria]
+        claims = [_claim(criterion, {PRINTED: Verdict(NOT_JUDGED, why)}) for criterion in figure.criteria]
         tables, epsilons = (), []
-    keys = dict.fromkeys(key for view in views for key in view.needed())
-    runs = [printed.runs[key] for key in keys if key in printed.runs]  # may be shared with other figures
+    runs = [printed.runs[key] for key in behind if key in printed.runs]  # may be shared with other figures
     return FigureResult(
         id=figure.id,
         paper=figure.paper,
@@ -472,16 +455,7 @@ def _judged_figure(
         settings=_settings(printed.base) if printed.seeds else "",
         proven_note=figure.proven_note,
         notes=tuple(figure.notes),
-        open=tuple(
-            {
-                "setting": s.title,
-                "the paper": s.paper,
-                "here": s.reference,
-                "also tried": ", ".join(s.alternatives),
-                "why": s.why,
-            }
-            for s in figure.open
-        ),
+        open=tuple(setting.row() for setting in figure.open),
         refused=why,
         tables=tuple(tables),
         epsilons=tuple(epsilons),
@@ -501,10 +475,8 @@ def _left_out(views: Sequence[View]) -> list[str]:
 
 def _widest(view: View) -> View:
     """The view with as many seeds as all its lines have: undecided criteria have asked for more."""
-    if view.kind == PROVEN:
-        return view
-    wider = [view.like(seeds=seeds) for seeds in LOOKS if len(view.seeds) < seeds <= view.scale.max_seeds]
-    return next((each for each in reversed(wider) if all(key in each.runs for key in each.shown())), view)
+    complete = [wider for wider in _wider(view) if all(key in wider.runs for key in wider.shown())]
+    return complete[-1] if complete else view
 
 
 def draw_figure(figure: Figure, views: Sequence[View], folder: Path) -> tuple[str, ...]:
@@ -520,30 +492,28 @@ def draw_figure(figure: Figure, views: Sequence[View], folder: Path) -> tuple[st
     return (*pictures, f"{stem}.csv")
 
 
-def _judged(criterion: Criterion, views: Sequence[View]) -> JudgedCriterion:
-    """The verdict in each view whose runs are there; as printed they must be."""
+def _judged(
+    criterion: Criterion, views: Sequence[View], behind: dict[str, Spec], robust: Mapping[str, Robustness]
+) -> JudgedCriterion:
+    """The verdict in each view whose runs are there; as printed they must be. Further seeds go into `behind`."""
     verdicts = {}
     for view in views:
         if view.proven and not criterion.proven:
             continue
         try:
-            verdicts[view.kind] = settled(criterion, view)
+            verdicts[view.kind] = settled(criterion, view, behind)
         except MissingRun:
             if view is views[0]:
                 raise
-    return _claim(criterion, verdicts)
+    return _claim(criterion, verdicts, None if criterion.variant else robust.get(criterion.id))
 
 
-def _claim(criterion: Criterion, verdicts: Mapping[str, Verdict]) -> JudgedCriterion:
+def _claim(
+    criterion: Criterion, verdicts: Mapping[str, Verdict], robustness: Robustness | None = None
+) -> JudgedCriterion:
+    said = (criterion.id, criterion.variant, criterion.text, tuple(criterion.errata), criterion.why)
     return JudgedCriterion(
-        id=criterion.id,
-        variant=criterion.variant,
-        claim=criterion.text,
-        errata=tuple(criterion.errata),
-        note=criterion.why,
-        printed=verdicts["printed"],
-        deployed=verdicts.get("deployed"),
-        proven=verdicts.get("proven"),
+        *said, verdicts[PRINTED], verdicts.get(DEPLOYED), verdicts.get(PROVEN), robustness=robustness
     )
 
 
@@ -563,7 +533,7 @@ def _settings(base: Spec) -> str:
     return "; ".join(parts) + "; except for what the lines vary"
 
 
-def _epsilons(view: View) -> list[SettingEpsilon]:
+def _epsilons(view: View) -> list[dict[str, str]]:
     """Claimed and proven ε of each setting (first seed)."""
     rows = []
     for name, values in view.settings() if view.seeds else ():
@@ -573,15 +543,9 @@ def _epsilons(view: View) -> list[SettingEpsilon]:
         proven = f"{epsilon_text(view.accounts.proven_epsilon(spec))} per run"
         if spec.privacy.unit == "message":
             proven += f", {epsilon_text(view.accounts.proven_epsilon(spec, 'message'))} per message"
-        rows.append(
-            SettingEpsilon(
-                view=VIEW_TITLES[view.kind],
-                setting=name,
-                claimed=f"{epsilon_text(claim['value'])} per {claim['unit']}",
-                proven=proven,
-                against=ADVERSARIES[spec.privacy.view],
-            )
-        )
+        claimed = f"{epsilon_text(claim['value'])} per {claim['unit']}"
+        row = {"view": VIEW_TITLES[view.kind], "setting": name, "claimed": claimed, "proven": proven}
+        rows.append({**row, "against": ADVERSARIES[spec.privacy.view]})
     return rows
 
 

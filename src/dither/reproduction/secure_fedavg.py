@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from dither.methods import secure_fedavg
@@ -92,12 +94,9 @@ def theorem_panel(view: View, title: str, more: Values) -> Panel:
     return Panel(f"Theorem 1, {title}", lines, "bound", log=True, row=1, y_label="bound on F − F*")
 
 
-def rises_with_epsilon(view: View) -> Verdict:
-    verdicts = [
-        judging.ordered_within_noise(*view.finals(settings(view), ACCURACY, more), what=title)
-        for title, more in cases(view)
-    ]
-    return judging.all_of(*verdicts)
+def rises_with_epsilon(view: View) -> Iterator[Verdict]:
+    for title, more in cases(view):
+        yield judging.ordered_within_noise(*view.finals(settings(view), ACCURACY, more), what=title)
 
 
 def spread_is_small_for_one_step(view: View) -> Verdict:
@@ -110,11 +109,7 @@ def spread_is_small_for_one_step(view: View) -> Verdict:
     return judging.greater_by(spreads[1], 2 * spreads[0], (f"spread at {many}", f"twice the spread at {few}"))
 
 
-def ordered(view: View, panel: int, rising: bool = True) -> Verdict:
-    return judging.ordered_within_noise(
-        *view.finals(settings(view), ACCURACY, cases(view)[panel][1]), rising=rising
-    )
-
-
-def order_is_broken(view: View, panel: int, rising: bool = True) -> Verdict:
-    return judging.order_is_broken(*view.finals(settings(view), ACCURACY, cases(view)[panel][1]), rising=rising)
+def ordered(view: View, panel: int, rising: bool = True, broken: bool = False) -> Verdict:
+    """The last accuracies of a panel follow the order of its settings; or something breaks it."""
+    judge = judging.order_is_broken if broken else judging.ordered_within_noise
+    return judge(*view.finals(settings(view), ACCURACY, cases(view)[panel][1]), rising=rising)

@@ -6,8 +6,8 @@
 Every value is checked when a `Spec` is created: an unknown key, or a value of the wrong type or out of range,
 raises a `SpecError` that names it. Checks that need the data (batch_size against a client's records) come later.
 
-methods.toml declares the methods and their options. A method in your own Python file declares its own:
-OPTIONS maps each name to `(default, help)` or to an `Option`.
+keys.toml declares the keys, methods.toml the methods and their options. A method in your own Python file declares
+its own: OPTIONS maps each name to `(default, help)` or to an `Option`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import re
 import tomllib
 import types
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from dither.errors import SpecError, did_you_mean
 from dither.spec import code
@@ -34,8 +34,6 @@ _MODEL_FILE = re.compile(r"(?P<file>.+\.py(#[0-9a-f]{64})?):(?P<factory>[A-Za-z_
 IN_MEMORY = "(in memory)"  # data.path of records that were given in Python
 _BETWEEN_FILES = "\n"  # of data.path, where it lists several
 _TABLES = (".csv", ".tsv", ".parquet", ".npz")
-
-
 _LIMITS = {"above": operator.gt, "at_least": operator.ge, "below": operator.lt, "at_most": operator.le}
 
 
@@ -68,6 +66,18 @@ class Option(NamedTuple):
                 raise SpecError(f"{name}={value} must be {limit.replace('_', ' ')} {bound}")
 
 
+def _options(entries: Mapping[str, Any], section: str = "") -> dict[str, Option]:
+    """What keys.toml or methods.toml declares, by dotted key."""
+    options: dict[str, Option] = {}
+    for name, entry in entries.items():
+        if "help" in entry:
+            values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
+            options[section + name] = Option(**values)
+        else:
+            options |= _options(entry, f"{name}.")
+    return options
+
+
 class Declaration(NamedTuple):
     """What a spec knows of a method: where its `prepare` is, its options, and whether its paper sums uploads by
     secure aggregation."""
@@ -77,78 +87,46 @@ class Declaration(NamedTuple):
     aggregates: bool = False
 
 
-def _key(default: Any, help: str, choices: tuple[Any, ...] = (), **checks: Any) -> Any:
-    """A field of the spec: its default, one line of help, and what its value must satisfy."""
-    return field(default=default, metadata={"option": Option(default, help, choices, **checks)})
+def _read_toml(file: str) -> dict[str, Any]:
+    return tomllib.loads(files("dither").joinpath("spec", file).read_text(encoding="utf-8"))
+
+
+_KEYS = _options(_read_toml("keys.toml"))
+
+
+def _key(name: str) -> Any:
+    """A field of the spec with its default."""
+    return field(default=_KEYS[name].default)
 
 
 @dataclass(frozen=True)
 class DataSpec:
     """Which records, and who holds them."""
 
-    name: str = _key("adult", "a data set of the catalogue (dither data list); leave it empty if path is set")
-    path: str = _key(
-        "",
-        "your own records: a .csv, .parquet or .npz file, a folder of .npy files; or a folder, a pattern or a "
-        "list of tables, one for each institution",
-    )
-    test_path: str = _key("", "your own test file; without it, test_fraction of path is held out")
-    test_public: bool = _key(False, "your own test records are public: only then is the model scored on them")
-    public: bool = _key(
-        False, "the records of path are public (your declaration): nothing is charged, and sweeps may use them"
-    )
-    id: str = _key("", "your name for the records of path: the ledger charges files with the same name together")
-    label: str = _key("", "label column of path")
-    classes: str = _key(
-        "", "dither serve with project_epsilon: public classes of the label, separated by commas; empty: estimated"
-    )
-    label_bounds: tuple[float, ...] = _key(
-        (), "regression: public bounds [low, high] of the label; empty: those of the schema"
-    )
-    schema: str = _key("", "schema.toml that fixes the encoding (dither data schema FILE)")
-    encoding: str = _key(
-        "minmax",
-        "how numeric columns are scaled: minmax to [0, 1] by their bounds, or standard (centred)",
-        ("minmax", "standard"),
-    )
-    features: str = _key("all", "columns used", ("all", "categorical", "ordinal"))
-    transform: str = _key(
-        "none",
-        "public features, computed from each encoded record alone by a fixed rule: unit (scaled to a norm of 1), "
-        "scattering (of square images), random (Fourier features), or random features of the scattering",
-        ("none", "unit", "scattering", "random", "scattering-random"),
-    )
-    test_fraction: float = _key(
-        0.2, "share of path that is held out for testing if there is no test_path", at_least=0.0, below=1.0
-    )
-    partition: str = _key(
-        "iid",
-        "who holds which records; with several files, each file is one client by default",
-        ("iid", "one-class", "similarity", "dirichlet", "column", "files"),
-    )
-    similarity: float = _key(0.0, "percent of i.i.d. records for partition='similarity'", at_least=0, at_most=100)
-    alpha: float = _key(0.5, "concentration for partition='dirichlet'", above=0.0)
-    column: str = _key("", "column of the table for partition='column' (for example the institution's name)")
-    records_per_client: int = _key(0, "records that each client holds; 0: all records are distributed", at_least=0)
-    split: str = _key(
-        "given",
-        "test records: given (the data set's own; for your own tables test_fraction, with classes in proportion), "
-        "per-client (80/10/10 train/test/validation within each client), validation (the same, scored on the "
-        "validation records), or rows (test_fraction of your own tables by row number alone)",
-        ("given", "per-client", "validation", "rows"),
-    )
-    public_fraction: float = _key(
-        0.0, "share of the training records declared public, chosen by row number alone", at_least=0.0, below=1.0
-    )
-    part: str = _key(
-        "all", "which part of the training records is used, by public_fraction", ("all", "public", "private")
-    )
-    stream: str = _key(
-        "auto",
-        "read a folder's records from disk as needed; auto: if they would take more than half of the free memory",
-        ("auto", "yes", "no"),
-    )
-    stream_memory: float = _key(1.0, "gigabytes of streamed records in memory at a time", above=0.0)
+    name: str = _key("data.name")
+    path: str = _key("data.path")
+    test_path: str = _key("data.test_path")
+    test_public: bool = _key("data.test_public")
+    public: bool = _key("data.public")
+    id: str = _key("data.id")
+    label: str = _key("data.label")
+    classes: str = _key("data.classes")
+    label_bounds: tuple[float, ...] = _key("data.label_bounds")
+    schema: str = _key("data.schema")
+    encoding: str = _key("data.encoding")
+    features: str = _key("data.features")
+    transform: str = _key("data.transform")
+    test_fraction: float = _key("data.test_fraction")
+    partition: str = _key("data.partition")
+    similarity: float = _key("data.similarity")
+    alpha: float = _key("data.alpha")
+    column: str = _key("data.column")
+    records_per_client: int = _key("data.records_per_client")
+    split: str = _key("data.split")
+    public_fraction: float = _key("data.public_fraction")
+    part: str = _key("data.part")
+    stream: str = _key("data.stream")
+    stream_memory: float = _key("data.stream_memory")
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -176,202 +154,93 @@ MODELS = ("logistic", "softmax", "linear", "mlp", "cnn")
 class ModelSpec:
     """The model."""
 
-    name: str = _key("logistic", f"{', '.join(MODELS)}, or 'my_model.py:factory' for a model of your own")
-    hidden: tuple[int, ...] = _key((), "widths of the hidden layers (cnn: channels)")
-    init: str = _key(
-        "uniform",
-        "how an mlp starts: weights and biases in ±1/√fan_in, or Glorot's or He's weights and zero biases",
-        ("uniform", "glorot", "he"),
-    )
+    name: str = _key("model.name")
+    hidden: tuple[int, ...] = _key("model.hidden")
+    init: str = _key("model.init")
     options: dict[str, Any] = field(default_factory=dict)  # what your own model's factory is called with
-    weights: str = _key(
-        "", "public weights to start from: a safetensors file (for example the model.safetensors of a run)"
-    )
-    trainable: tuple[str, ...] = _key(
-        (), "names of the parameters that are trained, * for any text; the others stay as they are; empty: all"
-    )
-    l2: float = _key(0.0, "coefficient of |parameters|^2 in the loss", at_least=0.0)
-    l2_inside_clip: bool = _key(True, "clip the regulariser's gradient together with the batch's")
-    loss: str = _key(
-        "auto",
-        "loss; auto: cross-entropy for classes, squared for numbers",
-        ("auto", "cross-entropy", "squared", "huber"),
-    )
-    huber_delta: float = _key(
-        0.1, "residual beyond which loss='huber' is linear, as a share of the label's bounds", above=0.0
-    )
-    class_weight: tuple[float, ...] = _key((), "weight of each class in the loss; empty: 1")
-    class_counts: tuple[float, ...] = _key(
-        (), "public counts or shares of the classes: weights are balanced by them; empty: not balanced"
-    )
+    weights: str = _key("model.weights")
+    trainable: tuple[str, ...] = _key("model.trainable")
+    l2: float = _key("model.l2")
+    l2_inside_clip: bool = _key("model.l2_inside_clip")
+    loss: str = _key("model.loss")
+    huber_delta: float = _key("model.huber_delta")
+    class_weight: tuple[float, ...] = _key("model.class_weight")
+    class_counts: tuple[float, ...] = _key("model.class_counts")
 
 
 @dataclass(frozen=True)
 class PrivacySpec:
     """How much privacy, against which adversary, and how the noise is set."""
 
-    epsilon: float = _key(1.0, "the target ε; inf for no noise", above=0.0)
-    delta: float = _key(1e-5, "probability with which the guarantee may fail", above=0.0, below=1.0)
-    unit: str = _key("run", "what epsilon covers: one uploaded message or the whole run", ("message", "run"))
-    noise: str = _key(
-        "proven",
-        "how the noise is set: by the accountant (proven), by the paper's formula, or by noise_std (given)",
-        ("proven", "paper", "given", "none"),
-    )
-    noise_std: float = _key(0.0, "noise='given': std on the gradient (nbafl: on the upload)", at_least=0.0)
-    noise_schedule: str = _key(
-        "constant",
-        "how the noise decreases over time, for methods that add noise to gradients",
-        ("constant", "rounds", "steps"),
-    )
-    noise_decay: float = _key(1.0, "factor of the noise variance per round or step", above=0.0, at_most=1.0)
-    noise_decay_start: int = _key(0, "rounds before the noise starts to decay", at_least=0)
-    noise_scale: tuple[float, ...] = _key((), "a factor for each client's noise; empty: 1 for all")
-    epsilons: tuple[float, ...] = _key((), "a target for each client, at most epsilon; empty: epsilon for all")
-    clip: str = _key(
-        "example", "what is clipped: each record's gradient, or the batch's", ("example", "batch", "none")
-    )
-    clip_norm: float = _key(1.0, "bound on that gradient's norm", above=0.0)
-    clip_quantile: float = _key(
-        0.0,
-        "share of the records' gradients that the clip should leave unchanged: the clip starts at clip_norm and "
-        "follows a noisy count, which is charged with the gradients; 0: the clip is fixed",
-        at_least=0.0,
-        below=1.0,
-    )
-    view: str = _key("upload", "what the adversary sees", ("upload", "sum", "broadcast", "final"))
-    colluders: int = _key(
-        -1,
-        "clients that may collude with the server; -1: 0 in a simulation, a third of the cohort in a federation",
-        at_least=-1,
-    )
-    project_epsilon: float = _key(
-        0.0,
-        "dither serve: one target for a private schema, training and a private evaluation; 0: training alone",
-        at_least=0.0,
-    )
-    statistics_epsilon: float = _key(
-        0.0,
-        "dither serve: also private statistics of the parties' tables, before training, at this target; 0: none",
-        at_least=0.0,
-    )
-    assume_credit: bool = _key(
-        False, "credit the other clients' noise in sums even if this is not proved (networks); labelled 'assumed'"
-    )
-    adjacency: str = _key(
-        "auto",
-        "neighbouring data sets differ in one record that is blanked (counts stay), replaced, added or removed; "
-        "auto: zero-out for your own data, replace-one for the catalogue's",
-        ("auto", "zero-out", "replace-one", "add/remove"),
-    )
+    epsilon: float = _key("privacy.epsilon")
+    delta: float = _key("privacy.delta")
+    unit: str = _key("privacy.unit")
+    noise: str = _key("privacy.noise")
+    noise_std: float = _key("privacy.noise_std")
+    noise_schedule: str = _key("privacy.noise_schedule")
+    noise_decay: float = _key("privacy.noise_decay")
+    noise_decay_start: int = _key("privacy.noise_decay_start")
+    noise_scale: tuple[float, ...] = _key("privacy.noise_scale")
+    epsilons: tuple[float, ...] = _key("privacy.epsilons")
+    clip: str = _key("privacy.clip")
+    clip_norm: float = _key("privacy.clip_norm")
+    clip_quantile: float = _key("privacy.clip_quantile")
+    view: str = _key("privacy.view")
+    colluders: int = _key("privacy.colluders")
+    project_epsilon: float = _key("privacy.project_epsilon")
+    statistics_epsilon: float = _key("privacy.statistics_epsilon")
+    assume_credit: bool = _key("privacy.assume_credit")
+    adjacency: str = _key("privacy.adjacency")
 
 
 @dataclass(frozen=True)
 class SecaggSpec:
     """Secure aggregation."""
 
-    mode: str = _key(
-        "auto",
-        "how uploads are summed: off (without protection), ideal (as encoded integers: the protocol's result "
-        "without its masks) or real (the protocol); auto: ideal if the method's paper uses secure aggregation",
-        ("auto", "off", "ideal", "real"),
-    )
-    modulus_bits: int = _key(32, "masked vectors are integers modulo 2^32 or 2^64", (32, 64))
-    scale_bits: int = _key(20, "fractional bits of an encoded number", at_least=0, at_most=60)
-    bound: float = _key(
-        0.0,
-        "largest coordinate of an upload (larger ones are clamped); 0: the largest that fits modulus_bits",
-        at_least=0.0,
-    )
-    noise: str = _key(
-        "gaussian",
-        "for methods that add noise to the finished upload: gaussian, or discrete on the encoded integers",
-        ("gaussian", "discrete"),
-    )
-    threshold: int = _key(0, "clients of a cohort needed to unmask a sum; 0: the smallest safe number", at_least=0)
-    neighbours: int = _key(0, "clients with which each client shares masks; 0: the whole cohort", at_least=0)
+    mode: str = _key("secagg.mode")
+    modulus_bits: int = _key("secagg.modulus_bits")
+    scale_bits: int = _key("secagg.scale_bits")
+    bound: float = _key("secagg.bound")
+    noise: str = _key("secagg.noise")
+    threshold: int = _key("secagg.threshold")
+    neighbours: int = _key("secagg.neighbours")
 
 
 @dataclass(frozen=True)
 class FederationSpec:
     """Rules of a real federation."""
 
-    min_clients: int = _key(2, "fewest answers with which a round counts", at_least=1)
-    refused: str = _key(
-        "abort",
-        "if an update of a method without noise is not finite: end the run, or continue without it",
-        ("abort", "continue"),
-    )
-    round_timeout: float = _key(600.0, "seconds a round may take", above=0.0)
-    max_norm: float = _key(
-        0.0,
-        "largest norm of an upload (longer ones are scaled down); 0: clamp each coordinate to ±2^40",
-        at_least=0.0,
-    )
-    dropout: float = _key(
-        0.0,
-        "in a simulation: probability that a chosen client drops out before its upload",
-        at_least=0.0,
-        below=1.0,
-    )
+    min_clients: int = _key("federation.min_clients")
+    refused: str = _key("federation.refused")
+    round_timeout: float = _key("federation.round_timeout")
+    max_norm: float = _key("federation.max_norm")
+    dropout: float = _key("federation.dropout")
 
 
 @dataclass(frozen=True)
 class Spec:
     """A complete description of a run: the same spec gives the same bits (on the same device and versions)."""
 
-    method: str = _key("secure-fedavg", "the algorithm (dither presets lists them)")
-    task: str = _key(
-        "auto",
-        "what is predicted: a class or a number; auto: as the schema or the label says",
-        ("auto", "classification", "regression"),
-    )
-    seed: int = _key(
-        0, "seed of partition, initial model, cohorts, batches and noise", at_least=0, at_most=2**32 - 1
-    )
-    num_clients: int = _key(
-        100, "clients in the federation; 0: one for each file, or for each value of data.column", at_least=0
-    )
-    cohort_size: int = _key(50, "clients that take part in a round", at_least=1)
-    num_rounds: int = _key(200, "rounds", at_least=1)
-    local_steps: int = _key(1, "gradient steps of a client in a round", at_least=1)
-    batch_size: int = _key(1, "records in a step", at_least=1)
-    batch_sampling: str = _key(
-        "fixed", "how a batch is drawn", ("fixed", "disjoint", "shuffled", "poisson", "poisson-full", "full")
-    )
-    sampling_rate: float = _key(
-        0.0,
-        "public probability that a record enters a Poisson batch; 0: batch_size over the client's record count",
-        at_least=0.0,
-        at_most=1.0,
-    )
-    client_lr: float = _key(0.2, "step size of a client", above=0.0)
-    lr_decay: float = _key(0.0, "client_lr is divided by 1 + lr_decay * (local steps done)", at_least=0.0)
-    server_lr: float = _key(1.0, "step size of the server", above=0.0)
-    server_optimizer: str = _key(
-        "sgd",
-        "how the server applies a round's change of the model (costs no ε): as it is, FedAvgM or FedAdam",
-        ("sgd", "momentum", "adam"),
-    )
-    server_momentum: float = _key(0.9, "decay of the server's momentum (Adam's b1)", at_least=0.0, below=1.0)
-    server_schedule: str = _key(
-        "constant",
-        "how the server's step falls to 0 over num_rounds (costs no ε)",
-        ("constant", "linear", "cosine"),
-    )
-    server_average: float = _key(
-        0.0,
-        "share of the last rounds whose models are averaged in the end (costs no ε); 0: the last model",
-        at_least=0.0,
-        at_most=1.0,
-    )
-    eval_every: int = _key(10, "rounds between evaluations", at_least=1)
-    randomness: str = _key(
-        "auto",
-        "source of noise and batches: the seed, or the operating system; auto: the latter for your own data",
-        ("auto", "seeded", "os"),
-    )
-    compare: bool = _key(False, "also train without noise, to show what the noise costs")
+    method: str = _key("method")
+    task: str = _key("task")
+    seed: int = _key("seed")
+    num_clients: int = _key("num_clients")
+    cohort_size: int = _key("cohort_size")
+    num_rounds: int = _key("num_rounds")
+    local_steps: int = _key("local_steps")
+    batch_size: int = _key("batch_size")
+    batch_sampling: str = _key("batch_sampling")
+    sampling_rate: float = _key("sampling_rate")
+    client_lr: float = _key("client_lr")
+    lr_decay: float = _key("lr_decay")
+    server_lr: float = _key("server_lr")
+    server_optimizer: str = _key("server_optimizer")
+    server_momentum: float = _key("server_momentum")
+    server_schedule: str = _key("server_schedule")
+    server_average: float = _key("server_average")
+    eval_every: int = _key("eval_every")
+    randomness: str = _key("randomness")
+    compare: bool = _key("compare")
     data: DataSpec = field(default_factory=DataSpec)
     model: ModelSpec = field(default_factory=ModelSpec)
     privacy: PrivacySpec = field(default_factory=PrivacySpec)
@@ -545,9 +414,9 @@ class Spec:
                 near = did_you_mean(_ELSEWHERE.get(key, key), all_keys(), "`dither keys` lists them all")
                 raise SpecError(f"unknown key {key!r}{near}")
             elif rest:
-                sections.setdefault(head, {})[rest] = _convert(key, value, _TYPES[key])
+                sections.setdefault(head, {})[rest] = _convert(key, value, _type(key))
             else:
-                top[key] = _convert(key, value, _TYPES[key])
+                top[key] = _convert(key, value, _type(key))
         renamed = sections.get("model", {}).get("name", self.model.name) != self.model.name
         if model_options or renamed:  # another model starts without the options of this one
             model = sections.setdefault("model", {})
@@ -559,20 +428,13 @@ class Spec:
         return replace(self, **top, method_options={**({} if fresh else self.method_options), **options})
 
 
-def _keys() -> dict[str, tuple[Option, Any]]:
-    """Every dotted key, with what it allows and its type."""
-    sections = {name: kind for name, kind in get_type_hints(Spec).items() if is_dataclass(kind)}
-    keys = {}
-    for section, kind in {"": Spec, **sections}.items():
-        hints = get_type_hints(kind)
-        for entry in fields(kind):
-            if "option" in entry.metadata:
-                keys[f"{section}.{entry.name}".lstrip(".")] = (entry.metadata["option"], hints[entry.name])
-    return keys
+_SECTIONS = (DataSpec, ModelSpec, PrivacySpec, SecaggSpec, FederationSpec)
+_HINTS = {kind: get_type_hints(kind) for kind in (Spec, *_SECTIONS)}
 
 
-_KEYS: dict[str, Option] = {key: option for key, (option, _) in _keys().items()}
-_TYPES: dict[str, Any] = {key: kind for key, (_, kind) in _keys().items()}
+def _type(key: str) -> Any:
+    section, _, name = key.rpartition(".")
+    return _HINTS[_HINTS[Spec][section] if section else Spec][name]
 
 
 _ELSEWHERE = {  # how other systems call a key
@@ -632,19 +494,10 @@ def preset_title(name: str) -> str:
 # Methods and models
 
 
-def _read_methods() -> dict[str, Declaration]:
-    text = files("dither").joinpath("spec", "methods.toml").read_text(encoding="utf-8")
-    methods = {}
-    for name, entry in tomllib.loads(text).items():
-        options = {
-            key: Option(**{**option, "choices": tuple(option.get("choices", ()))})
-            for key, option in entry.get("options", {}).items()
-        }
-        methods[name] = Declaration(entry["module"], options, entry.get("aggregates", False))
-    return methods
-
-
-METHODS = _read_methods()
+METHODS = {
+    name: Declaration(entry["module"], _options(entry.get("options", {})), entry.get("aggregates", False))
+    for name, entry in _read_toml("methods.toml").items()
+}
 
 
 def declared(name: str) -> Declaration:
@@ -691,6 +544,7 @@ def _method_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+_LEAST_FACTOR = 2.0**-100  # of a noise or a rate that falls over a run: float32 rounds what is below 2^-126 to 0
 _LEAST_CLIP = 1e-6  # beside it the squares that float32 loses do not count (docs/privacy.md, Totality)
 
 
@@ -746,6 +600,7 @@ def _check_together(spec: Spec) -> None:
             f"privacy.noise_decay_start={spec.privacy.noise_decay_start} exceeds num_rounds={spec.num_rounds}; "
             f"lower it"
         )
+    _check_falling(spec)
     if spec.privacy.noise == "given" and spec.privacy.noise_std == 0:
         raise SpecError("privacy.noise='given' needs privacy.noise_std above 0; for no noise use 'none'")
     if spec.secagg.mode in ("ideal", "real") and spec.cohort_size == 1:
@@ -755,6 +610,25 @@ def _check_together(spec: Spec) -> None:
         )
     if spec.secagg.noise == "discrete" and spec.aggregation == "off":
         raise SpecError("secagg.noise='discrete' is noise on integers; set secagg.mode to 'ideal' or 'real'")
+
+
+def _check_falling(spec: Spec) -> None:
+    """Refuse noise and rates that the compiled rounds would compute as 0: proofs take them as they are."""
+    privacy, steps = spec.privacy, spec.num_rounds * spec.local_steps
+    turns = spec.num_rounds - privacy.noise_decay_start
+    turns *= {"constant": 0, "rounds": 1, "steps": spec.local_steps}[privacy.noise_schedule]
+    fallen = privacy.noise_decay ** (turns / 2)  # noise_decay is the factor of the variance
+    if fallen < _LEAST_FACTOR:
+        raise SpecError(
+            f"privacy.noise_decay={privacy.noise_decay:g} shrinks the noise to {fallen:.2g} of its start: float32 "
+            "would make 0 of it; raise noise_decay or noise_decay_start"
+        )
+    slowest = spec.client_lr / (1 + spec.lr_decay * steps)
+    if slowest < _LEAST_FACTOR:
+        raise SpecError(
+            f"client_lr={spec.client_lr:g} falls to {slowest:.2g} by lr_decay={spec.lr_decay:g}: float32 would "
+            "make 0 of it; raise client_lr or lower lr_decay"
+        )
 
 
 def _check_data(spec: Spec) -> None:
@@ -819,6 +693,7 @@ def _check_task(spec: Spec) -> None:
 
 
 _ANY_NUMBERS = ("data.label_bounds",)  # all other lists are of numbers above 0
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
 
 
 def _convert(name: str, value: Any, wanted: Any) -> Any:
@@ -826,37 +701,34 @@ def _convert(name: str, value: Any, wanted: Any) -> Any:
         if not value or not all(isinstance(each, str | Path) and str(each) for each in value):
             raise SpecError(f"data.path={value!r} must be a path or a list of paths")
         return _BETWEEN_FILES.join(map(str, value))
-    if wanted is bool and isinstance(value, bool):
-        return value
-    if wanted is int and isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if wanted is int and isinstance(value, float) and value.is_integer():
-        return int(value)
-    if wanted is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if wanted is str and isinstance(value, str):
-        return value
     if name == "model.class_weight" and value == "balanced":
         raise SpecError(
             "model.class_weight='balanced' would count private labels; give public counts or shares of classes "
             "as model.class_counts, or the weights themselves"
         )
-    if wanted is tuple or getattr(wanted, "__origin__", None) is tuple:
-        items = value if isinstance(value, list | tuple) else [value]
-        inner = getattr(wanted, "__args__", (int,))[0]
-        if inner is str:
-            return tuple(_convert(name, item, str) for item in items)
-        try:
-            converted = tuple(_convert(name, item, inner) for item in items)
-        except SpecError:
-            converted = (math.nan,)
-        if all(item > 0 or (name in _ANY_NUMBERS and math.isfinite(item)) for item in converted):
-            return converted
-        numbers = "whole numbers" if inner is int else "numbers"
-        above = "" if name in _ANY_NUMBERS else " above 0"
-        raise SpecError(f"{name}={value!r} must be a list of {numbers}{above}")
-    kind = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}[wanted]
-    raise SpecError(f"{name}={value!r} must be {kind}")
+    if wanted is tuple or get_origin(wanted) is tuple:
+        return _convert_list(name, value, (*get_args(wanted), int)[0])
+    if wanted is int and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    accepted = int | float if wanted is float else wanted
+    if isinstance(value, accepted) and isinstance(value, bool) == (wanted is bool):
+        return float(value) if wanted is float else value
+    raise SpecError(f"{name}={value!r} must be {_KINDS[wanted]}")
+
+
+def _convert_list(name: str, value: Any, wanted: Any) -> tuple[Any, ...]:
+    items = value if isinstance(value, list | tuple) else [value]
+    if wanted is str:
+        return tuple(_convert(name, item, str) for item in items)
+    any_number = name in _ANY_NUMBERS
+    try:
+        converted = tuple(_convert(name, item, wanted) for item in items)
+    except SpecError:
+        converted = (math.nan,)
+    if all(item > 0 or (any_number and math.isfinite(item)) for item in converted):
+        return converted
+    numbers = "whole numbers" if wanted is int else "numbers"
+    raise SpecError(f"{name}={value!r} must be a list of {numbers}{'' if any_number else ' above 0'}")
 
 
 def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
