@@ -272,7 +272,7 @@ def start(
     from dither.experiment import start as project
     from dither.experiment.private_schema import Wanted
 
-    asks = not yes and not common.output().json and sys.stdin.isatty()
+    asks = common.asks(yes)
     path = tables if len(tables) > 1 else tables[0]
     if not label:
         proposed, header = project.propose_label(path)

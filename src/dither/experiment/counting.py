@@ -440,6 +440,7 @@ def release(epsilon: float, delta: float, *, lists_names: bool = True) -> Releas
 def charge(
     ledger: Ledger,
     given: Sequence[Any],
+    contents: Sequence[str],
     epsilon: float,
     delta: float,
     *,
@@ -448,9 +449,10 @@ def charge(
     new_ledger: bool = False,
 ) -> str:
     """Charge private statistics to the account of every file; returns the name of the charge in the ledger.
-    `BudgetExhausted` says that a file cannot pay; those before it stay charged."""
+    `BudgetExhausted` says that a file cannot pay; then none is charged (unless another process has spent in
+    between). `contents` are the files' digests before they were read."""
     from dither.accounting.ledger.runs import EVERY_RECORD, data_id
-    from dither.data import hash_records
+    from dither.data import check_unchanged, hash_records
 
     run = f"{what}-{os.urandom(16).hex()}"
     asked = [Charge(EVERY_RECORD, [((release(epsilon, delta, lists_names=lists_names),), 1)])]
@@ -460,13 +462,25 @@ def charge(
     for number, (file, dataset) in enumerate(files):
         if dataset in [other for _, other in files[:number]]:
             raise DataError(f"{file.name!r} is given twice: its records would count, and be charged, twice")
-    for file, dataset in files:
+    for (file, dataset), content in zip(files, contents, strict=True):
         ledger.identify(dataset, partial(hash_records, file), file=file.name, new_ledger=new_ledger)
+        if content:
+            check_unchanged(file, content)
+    # Those that cannot pay come first: they raise before any other is charged.
+    for _, dataset in sorted(files, key=lambda pair: ledger.affordable(run, pair[1], lambda _: asked, 1)):
         ledger.charge(run, dataset, asked, rounds=(0, 1), plan=lambda: asked)
     return run
 
 
 # Tables
+
+
+def digests(given: Sequence[Any]) -> list[str]:
+    """SHA-256 of each file before it is read; "" for a data frame or a folder."""
+    from dither.data import file_digest
+
+    is_file = [isinstance(each, str | Path) and not Path(each).expanduser().is_dir() for each in given]
+    return [file_digest(each) if known else "" for each, known in zip(given, is_file, strict=True)]
 
 
 def read(each: Any) -> pd.DataFrame:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -88,9 +89,11 @@ def evaluate_privately(
     those of each file that training left out by their row numbers (data.split = "rows"). Every file is charged
     before anything is counted."""
     counting.check_budget(epsilon, delta)
+    contents = counting.digests(data)
     tables = [scored_table(report, path, held_out=held_out) for path in data]
     book = Ledger(ledger or Ledger.default_path())
-    counting.charge(book, data, epsilon, delta, what="evaluation", lists_names=False, new_ledger=new_ledger)
+    options: dict[str, Any] = {"what": "evaluation", "lists_names": False, "new_ledger": new_ledger}
+    counting.charge(book, data, contents, epsilon, delta, **options)
     counter = Counting(tables, epsilon, delta, words, lists_names=False)
     return private_scores(counter, report.classes, report.label.bounds, epsilon, delta)
 

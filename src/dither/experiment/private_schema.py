@@ -93,11 +93,12 @@ def private_schema(
     """Estimate a schema for the tables of institutions, one file each. Every file is charged before the first
     look."""
     counting.check_budget(epsilon, delta)
+    contents = counting.digests(files)
     tables = [counting.read(file) for file in files]
     header = counting.shared_columns(tables)
     wanted.features(header)
     book = Ledger(ledger or Ledger.default_path())
-    charged = counting.charge(book, files, epsilon, delta, what="schema", new_ledger=new_ledger)
+    charged = counting.charge(book, files, contents, epsilon, delta, what="schema", new_ledger=new_ledger)
     privacy = SchemaPrivacy(epsilon, delta, charged)
     name = Path(files[0]).resolve().parent.name if len(files) > 1 else Path(files[0]).name
     return estimate_schema(Counting(tables, epsilon, delta, words), header, wanted, privacy, name)

@@ -19,8 +19,10 @@ import numpy as np
 from scipy.special import ndtri
 
 from dither.accounting.ledger import Ledger
+from dither.data import hash_table
 from dither.errors import SpecError
 from dither.experiment import counting
+from dither.experiment.build import refuse_charged
 from dither.experiment.counting import Counter, Counting, Question
 from dither.experiment.folder import to_json
 from dither.privacy.discrete import Words, os_words
@@ -107,11 +109,16 @@ def statistics(
     """Private statistics of one table or of several, one for each institution. Every file is charged before the
     first look, to `ledger` or to the user's own. Data frames have no account: they must be declared `public`."""
     given = list(data) if isinstance(data, list | tuple) else [data]
+    contents = counting.digests(given)
     tables = [counting.read(each) for each in given]
     counting.check_budget(epsilon, delta)
     names = counting.shared_columns(tables, columns)
-    if not public:
-        counting.charge(Ledger(ledger or Ledger.default_path()), given, epsilon, delta, new_ledger=new_ledger)
+    if public:
+        for each, table in zip(given, tables, strict=True):
+            refuse_charged("data" if each is table else str(each), hash_table(table))
+    else:
+        book = Ledger(ledger or Ledger.default_path())
+        counting.charge(book, given, contents, epsilon, delta, new_ledger=new_ledger)
     described = describe(Counting(tables, epsilon, delta, words), names)
     return Statistics(described, epsilon, delta, len(tables))
 

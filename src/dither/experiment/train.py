@@ -19,8 +19,8 @@ import numpy as np
 
 from dither.accounting import ClientRange
 from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, data_id, rounds_in
-from dither.data import Dataset, file_digest, hash_records
-from dither.errors import BudgetExhausted, ClientRefused, DataError, DitherError, RunExists, SpecError
+from dither.data import Dataset, check_unchanged, hash_records
+from dither.errors import BudgetExhausted, ClientRefused, DitherError, RunExists, SpecError
 from dither.experiment import build, plots
 from dither.experiment.build import Compiled, Experiment, build_experiment, choose
 from dither.experiment.folder import Checkpoint, RunFolder, lock, to_json, write_text
@@ -205,10 +205,8 @@ def spending(
 ) -> Spending | JointSpending | None:
     """The run's account in a ledger, or None for a set of the catalogue without one."""
     spec = experiment.spec
-    if spec.data.test_public and spec.data.test_path:
-        build.refuse_charged(spec.data.test_path)
+    check_public(experiment)
     if ledger is None and not spec.private:
-        check_public(experiment)
         return None
     if experiment.plan.assumed:
         raise SpecError(
@@ -220,6 +218,14 @@ def spending(
     book = Ledger(ledger or Ledger.default_path(), anchor=anchor)
     own_rows = spec.data.partition == "column"
     datasets = _identified(experiment, book, new_ledger=new_ledger)
+    held_out = _held_out(experiment, book)
+    for dataset, rows in zip(datasets, held_out, strict=True):
+        if spec.scored and rows and book.held_out(dataset) - {rows}:
+            raise SpecError(
+                f"data.test_public declares records of {book.called(dataset)} public that were charged as private "
+                "(other runs held out other records, or none): give the public ones in a file of their own "
+                "(data.test_path), or keep data.test_fraction, data.split and seed as they were"
+            )
     # The run's name in the ledger holds all that determines what it releases: a folder whose spec, seed, records
     # or surroundings were changed is another run, which pays for itself.
     made_of = np.frombuffer(build.origin(experiment, folder.provenance()).encode(), np.uint8)
@@ -236,6 +242,7 @@ def spending(
             clients=experiment.partition.names if own_rows else None,
             client=number if one_client_each else None,
             replay=spec.source_of_randomness == "seeded",
+            held_out=held_out[number],
         )
         for number, dataset in enumerate(datasets)
     ]
@@ -243,8 +250,10 @@ def spending(
 
 
 def check_public(experiment: Experiment) -> None:
-    """`SpecError` if training records that are declared public were charged before."""
+    """`SpecError` if records that are declared public, for training or for scores, were charged before."""
     spec, dataset = experiment.spec.data, experiment.dataset
+    if experiment.spec.scored and (spec.test_path or dataset.test_hashes is not None):
+        build.refuse_charged(spec.test_path or spec.path, dataset.test_hashes)
     files: list[tuple[str, np.ndarray | None]] = [(spec.path, dataset.record_hashes)]
     if dataset.sources:
         files = [(str(source.path), source.record_hashes) for source in dataset.sources]
@@ -255,14 +264,11 @@ def check_public(experiment: Experiment) -> None:
 def _identified(experiment: Experiment, book: Ledger, *, new_ledger: bool) -> list[str]:
     """The ledger's ids of the records: one for each file, after saying which records it holds."""
     spec, dataset = experiment.spec, experiment.dataset
-    files = [(str(source.path), source.content) for source in dataset.sources] or [
-        (spec.data.path, dataset.content)
-    ]
-    for path, content in files:
-        if content and file_digest(path) != content:
-            raise DataError(f"{path!r} changed after it was read; start the run again")
     if dataset.sources:
         ids = [data_id(book, path=str(source.path), digest=source.digest) for source in dataset.sources]
+        for source in dataset.sources:
+            if source.content:
+                check_unchanged(source.path, source.content)
         for each, source in zip(ids, dataset.sources, strict=True):
             rows = partial(np.asarray, source.record_hashes)
             name = f"{spec.data.id}/{source.name}" if spec.data.id else ""
@@ -270,6 +276,8 @@ def _identified(experiment: Experiment, book: Ledger, *, new_ledger: bool) -> li
         return ids
     # What was read is charged, not what lies there by now.
     only = data_id(book, path=spec.data.path, name=spec.data.name, digest=dataset.ledger_digest)
+    if dataset.content:
+        check_unchanged(spec.data.path, dataset.content)
     if spec.data.path:
         read = dataset.record_hashes
         book.identify(
@@ -280,6 +288,22 @@ def _identified(experiment: Experiment, book: Ledger, *, new_ledger: bool) -> li
             new_ledger=new_ledger,
         )
     return [only]
+
+
+def _held_out(experiment: Experiment, book: Ledger) -> list[str]:
+    """A name of the records in each file that are held out of training; empty if none is."""
+    dataset, scored = experiment.dataset, experiment.problem.test_rows[0]
+    if experiment.spec.data.split not in ("given", "rows"):  # the clients hold theirs out, of the pooled records
+        pooled = book.fingerprint(np.sort(scored)) if len(scored) else ""
+        return [pooled] * max(len(dataset.sources), 1)
+
+    def name(hashes: np.ndarray | None, rows: np.ndarray | None) -> str:
+        if hashes is None or rows is None or not len(rows):
+            return ""
+        return book.fingerprint(np.sort(hashes[0, rows]))
+
+    files = [name(each.record_hashes, each.test_rows) for each in dataset.sources]
+    return files or [name(dataset.record_hashes, dataset.test_rows)]
 
 
 def resume(path: str | Path, **arguments: Any) -> Report:

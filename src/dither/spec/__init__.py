@@ -71,9 +71,7 @@ def _options(entries: Mapping[str, Any], section: str = "") -> dict[str, Option]
     options: dict[str, Option] = {}
     for name, entry in entries.items():
         if "help" in entry:
-            values: dict[str, Any] = {
-                key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()
-            }
+            values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
             options[section + name] = Option(**values)
         else:
             options |= _options(entry, f"{name}.")

@@ -131,7 +131,7 @@ def planning_data(
             f"{proxy!r} is the plan's own private data: an estimate on it would have to be charged to its budget; "
             "declare a share of it public (--public-fraction), or give other public data"
         )
-    if is_file and not public_fraction:
+    if is_file:
         for file in data.table_files(proxy) or [Path(proxy)]:
             refuse_charged(str(file))
     everything = base.with_values({**where, "data.part": "all", "data.public_fraction": 0.0})

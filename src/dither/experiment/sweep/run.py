@@ -171,7 +171,8 @@ def _shared_plan(
     plan = plan_sweep(specs, limit, data_dir=data_dir, dataset=dataset)
     if several:
         distributed.assert_equal(fingerprints(plan))
-    for experiment in {experiment.spec.data.path: experiment for experiment in plan.experiments}.values():
+    files = {(each.spec.data.path, each.spec.data.test_path): each for each in plan.experiments}
+    for experiment in files.values():
         check_public(experiment)
     return plan
 
