@@ -340,6 +340,11 @@ class Ledger:
                 )
             return result
 
+    def total(self, dataset: str, client: str, terms: Budget) -> float:
+        """Proven ε of everything that was charged to a client, at these terms, whatever its budget is for."""
+        with self._reading() as book:
+            return book.epsilon(book.account(dataset, client), terms.check())
+
     def spent_by_run(self, dataset: str, client: str, terms: Budget) -> dict[str, float]:
         """Proven ε of each run of a client by itself, oldest first, at the terms of a budget."""
         with self._reading() as book:
