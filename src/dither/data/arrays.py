@@ -167,7 +167,9 @@ def load_folder(path: StrPath, options: LoadOptions = LoadOptions(), *, stream: 
     train, train_digest, record_hashes = _read_part(folder, "")
     test_folder = Path(test_path).expanduser() if test_path else folder
     if test_path and not test_folder.is_dir():
-        raise DataError(f"test_path={str(test_path)!r} is not a folder, but data.path is; give one")
+        raise DataError(
+            f"test_path={str(test_path)!r} is not a folder, but data.path is; give a folder of test records"
+        )
     test, test_digest, test_hashes = None, "", None
     if test_path or _exists(folder, "x_test.npy") or _exists(folder, "y_test.npy"):
         test, test_digest, test_hashes = _read_part(test_folder, "" if test_path else "_test")
@@ -295,7 +297,9 @@ def _open_npy(folder: Path, name: str) -> np.ndarray:
         raise DataError(f"{str(path)!r} is empty; at least one record is needed")
     trailing = path.stat().st_size - array.offset - array.nbytes
     if trailing:
-        raise DataError(f"{str(path)!r} has {trailing:,} extra bytes after its records; save one array in it")
+        raise DataError(
+            f"{str(path)!r} has {trailing:,} extra bytes after its records; save exactly one array in it"
+        )
     return array
 
 

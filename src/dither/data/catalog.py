@@ -258,7 +258,9 @@ def load(
     actual = "classification" if dataset.label_bounds is None else "regression"
     if task not in ("auto", actual):
         has = f"{len(dataset.classes)} classes" if dataset.classes else "bounds instead of classes"
-        raise DataError(f"task={task!r}, but the label of {dataset.name!r} has {has}; change one of the two")
+        raise DataError(
+            f"task={task!r}, but the label of {dataset.name!r} has {has}; change its schema, or leave task out"
+        )
     return dataset
 
 
@@ -285,7 +287,9 @@ def _load_named(
     files = {} if entry.download is None else obtain(entry.download, data_dir=data_dir, progress=progress)
     schema = _schema(options.schema)
     if options.label_bounds and schema is None:
-        raise DataError(f"label_bounds is for regression, but {entry.name!r} has classes; leave it out")
+        raise DataError(
+            f"label_bounds is for regression, but the label of {entry.name!r} has classes; leave it out"
+        )
     if entry.kind != "table":
         return _image_dataset(entry, *_read_images(entry, files, blank))
     agreed = with_label_bounds(schema, options.label_bounds) if schema else packaged_schema(entry.name)
@@ -427,7 +431,9 @@ def _own_schema(frame: pd.DataFrame, name: str, options: LoadOptions) -> tuple[S
                 "are names of classes",
             )
     elif label and label != agreed.label.column:
-        raise DataError(f"label={label!r}, but the schema's label column is {agreed.label.column!r}; change one")
+        raise DataError(
+            f"label={label!r}, but the schema's label column is {agreed.label.column!r}; make them agree"
+        )
     return with_label_bounds(agreed, options.label_bounds), notes
 
 

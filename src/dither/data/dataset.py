@@ -327,7 +327,9 @@ def stratified_split(labels: np.ndarray, test_count: int, seed: int) -> tuple[np
     """Row numbers (train, test), both ascending: `test_count` test rows, the classes in proportion. Labels of a
     regression (fractions) are not stratified."""
     if not 0 <= test_count < len(labels):
-        raise DataError(f"{test_count} test records of {len(labels)}: at least one must remain for training")
+        raise DataError(
+            f"{test_count} test records of {len(labels)} were requested; at least one must remain for training"
+        )
     rng = stream(seed, "test split")
     if labels.dtype.kind == "f":
         labels = np.zeros(len(labels), np.int32)
@@ -427,7 +429,9 @@ def dataset_from_sources(
     for source in sources:  # a record that two clients hold reveals more than either proof says
         other = holders.setdefault(np.sort(source.record_hashes[0]).tobytes(), source.name)
         if other != source.name:
-            raise DataError(f"{other!r} and {source.name!r} hold the same records; give them once")
+            raise DataError(
+                f"{other!r} and {source.name!r} hold the same records; give each institution's records once"
+            )
     nothing = None if test is None else test[:0]
     parts = [
         dataset_from_tables(source.name, table, nothing, schema, options)

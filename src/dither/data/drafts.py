@@ -130,7 +130,9 @@ def _draft_label(series: pd.Series, name: str, task: str) -> Label:
         return Label(name, bounds=bounds, bounds_from=READ_FROM_DATA)
     if len(texts) < 2:
         content = f"only {texts[0]!r}" if texts else "no value"
-        raise DataError(f"label column {name!r} has {len(texts)} class ({content}); at least 2 are needed")
+        raise DataError(
+            f"label column {name!r} has {len(texts)} class ({content}); at least 2 are needed to train"
+        )
     if len(texts) > min(MAX_CLASSES, max(50, len(codes) // 2)):
         raise DataError(
             f"label column {name!r} has {len(texts)} different values in {len(codes)} rows: too many classes; "

@@ -53,7 +53,9 @@ def read_table(path: StrPath) -> pd.DataFrame:
     path = existing_file(path)
     suffix = path.suffix.lower()
     if suffix not in TABLE_SUFFIXES:
-        raise DataError(f"{path.name!r}: suffix {suffix!r} is not supported; give .csv, .parquet or .npz")
+        raise DataError(
+            f"{path.name!r}: suffix {suffix!r} is not supported; give .csv (any delimiter), .parquet or .npz"
+        )
     if path.stat().st_size == 0:
         raise DataError(f"{path.name!r} is empty; it needs a header and at least one row")
     try:
@@ -255,7 +257,9 @@ def table_files(path: StrPath | Collection[StrPath]) -> list[Path]:
         files = sorted(file for file in files if not file.name.startswith((".", "~")))
     for file in files:
         if file.suffix.lower() not in TABLE_SUFFIXES:
-            raise DataError(f"{file.name!r} is not a table; each of several files must be .csv, .tsv or .parquet")
+            raise DataError(
+                f"{file.name!r} is not a table; with several files, each must be .csv, .tsv or .parquet"
+            )
     return files
 
 

@@ -112,7 +112,9 @@ def parse(sliders: Mapping[str, str]) -> PlanRequest:
             values[name] = value if name in ("epsilon", "delta", "share") else round(value)
     request = PlanRequest(**values)
     if request.each < 1:
-        raise SpecError(f"records={request.records} for clients={request.clients}: each client needs a record")
+        raise SpecError(
+            f"records={request.records} for clients={request.clients}: each client needs at least one record"
+        )
     return request._replace(batch=min(request.batch, request.each))
 
 
