@@ -133,7 +133,9 @@ def print_split(split: Sequence[SpentPart]) -> None:
             {"": part.what, "proven ε": common.epsilon_text(part.epsilon), "δ": f"{part.delta:.5g}"}
             for part in split
         ]
-        common.print_table(rows, title="Spent on these records (with several files: on the one that spent most)")
+        title, last = "Spent on these records (with several files: on the one that spent most)", split[-1]
+        footer = [last.terms, *(f"not covered: {gap}" for gap in last.not_covered)]
+        common.print_table(rows, title=title, footer="\n".join(filter(None, footer)))
 
 
 def _seen(row: ProvenRow | AttackedRow) -> dict[str, str]:

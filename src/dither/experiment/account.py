@@ -17,7 +17,7 @@ from dither.accounting.ledger import Budget, Charge, Ledger, Spent, composed
 from dither.accounting.ledger.runs import EVERY_RECORD
 from dither.errors import DataError
 from dither.experiment.folder import RunFolder, write_text
-from dither.experiment.report import Epsilon, Overview, Report, run_folder
+from dither.experiment.report import SHORT_VIEWS, Epsilon, Overview, Report, run_folder
 from dither.spec import MODELS, Spec
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ class SpentPart(NamedTuple):
     what: str
     epsilon: float
     delta: float
+    terms: str = ""  # for which adversary and neighbours, where a ledger says so
+    not_covered: tuple[str, ...] = ()
 
 
 TOGETHER = "everything together"
@@ -88,7 +90,9 @@ def spent_parts(report: Report, ledger: str | Path | None = None) -> tuple[Spent
         SpentPart(run.partition("-")[0] if run.startswith(_PARTS) else "training", value, terms.delta)
         for run, value in book.spent_by_run(dataset, EVERY_RECORD, terms).items()
     ]
-    return (*parts, SpentPart(TOGETHER, spent.epsilon, spent.delta))
+    gaps = tuple(gap for gap in (*spent.numbers, spent.not_covered) if gap)
+    words = f"{SHORT_VIEWS[spent.view]}, {spent.adjacency}"
+    return (*parts, SpentPart(TOGETHER, spent.epsilon, spent.delta, words, gaps))
 
 
 def charged_accounts(report: Report, book: Ledger) -> list[tuple[str, Spent]]:
