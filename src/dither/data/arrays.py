@@ -170,9 +170,9 @@ def load_folder(path: StrPath, options: LoadOptions = LoadOptions(), *, stream: 
         raise DataError(
             f"test_path={str(test_path)!r} is not a folder, but data.path is; give a folder of test records"
         )
-    test, test_digest = None, ""
+    test, test_digest, test_hashes = None, "", None
     if test_path or _exists(folder, "x_test.npy") or _exists(folder, "y_test.npy"):
-        test, test_digest, _ = _read_part(test_folder, "" if test_path else "_test")
+        test, test_digest, test_hashes = _read_part(test_folder, "" if test_path else "_test")
         _check_test_folder(train, test)
     classes = _declared_classes(folder)
     declared = None if classes is None else np.array(classes)
@@ -185,7 +185,8 @@ def load_folder(path: StrPath, options: LoadOptions = LoadOptions(), *, stream: 
     if test is not None:
         digests.append(_digest(test.groups))
     digest = hashlib.sha256("\n".join(digests).encode()).hexdigest()
-    return dataset._replace(digest=digest, ledger_digest=train_digest, record_hashes=record_hashes)
+    dataset = dataset._replace(record_hashes=record_hashes, test_hashes=test_hashes)
+    return dataset._replace(digest=digest, ledger_digest=train_digest)
 
 
 def open_folder(path: StrPath, *, label: Label, labels: str) -> tuple[MappedArray, np.ndarray | None]:
@@ -410,9 +411,8 @@ def _array_label(declared: np.ndarray | None, train: _Part, options: LoadOptions
     """Classes or bounds of the labels, and whether they had to be read from the labels."""
     task = "regression" if options.label_bounds else options.task
     if task == "auto" and declared is None and train.y.dtype.kind in "fiu":
-        whole = (
-            train.y.dtype.kind != "f" and len(np.unique(train.y)) == train.y.max() + 1
-        )  # 0, 1, ..., all of them
+        # Classes, if they are 0, 1, ..., all of them
+        whole = train.y.dtype.kind != "f" and len(np.unique(train.y)) == train.y.max() + 1
         task = "classification" if whole else propose_task(train.y.astype(np.float64))
     if task != "regression":
         classes, read = _class_names(declared, train)

@@ -66,9 +66,7 @@ def entries() -> dict[str, CatalogEntry]:
     """Every data set Dither knows by name."""
     catalog: dict[str, CatalogEntry] = {}
     for name, listed in _read_toml("catalog.toml").items():
-        values: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in listed.items()
-        }
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in listed.items()}
         if "parts" in values:
             origins = tuple(Origin(**{**each, "files": tuple(each["files"])}) for each in values.pop("origins"))
             values["download"] = Download(name, values.pop("folder"), values.pop("parts"), origins)
@@ -386,8 +384,10 @@ def _load_tables(
         dataset = dataset_from_sources(sources, tables, test, schema, options)
     else:
         dataset = dataset_from_tables(name, frame, test, schema, options)
-        _, _, hashes, digest, content = sources[0]
-        dataset = dataset._replace(record_hashes=hashes, ledger_digest=digest, content=content)
+        only = sources[0]
+        dataset = dataset._replace(
+            record_hashes=only.record_hashes, ledger_digest=only.digest, content=only.content
+        )
     return dataset._replace(notes=(*dataset.notes, *notes))
 
 

@@ -421,7 +421,7 @@ class PartyData:
 
     def __init__(self, path: str | Path, label: str = "") -> None:
         self.path, self.label = Path(path), label
-        self.name = self.path.name
+        self.name, self._content = self.path.name, data.file_digest(path)
         if self.path.suffix.lower() == ".npz":
             if label:
                 raise DataError("--label is for tables; a .npz file holds its labels in 'y'")
@@ -437,6 +437,10 @@ class PartyData:
 
             raise DataError(f"label column {label!r} is not in {self.name!r}{did_you_mean(label, columns)}")
 
+    def check_unchanged(self) -> None:
+        """`DataError` if the file is not the one that was read."""
+        data.check_unchanged(self.path, self._content)
+
     def rows(self) -> np.ndarray:
         """Each record as a number, for the ledger (`data.hashing`)."""
         return data.hash_records(self.path) if self.table is None else data.hash_table(self.table)
@@ -448,6 +452,7 @@ class PartyData:
                 raise DataError(f"{self.name!r}: the federation trains on {wanted}; give such a file")
             labels = "ignore" if empty else "required"
             encoded = data.read_arrays(self.path, label=data.Label("y", agreement.classes), labels=labels)
+            self.check_unchanged()
         else:
             schema = data.Schema.from_dict(agreement.schema)
             if self.label and self.label != schema.label.column:

@@ -116,7 +116,7 @@ def join(
         if party.privacy is None
         else {key: getattr(party.privacy, key) for key in ("delta", "view", "adjacency")}
     )
-    spent = own_ledger.spent(data_id(own_ledger, path=str(data)), EVERY_RECORD, **privacy)
+    spent = own_ledger.spent(party.dataset, EVERY_RECORD, **privacy)
     return JoinOutcome(party.name, party.answered, party.outcome, spent)
 
 

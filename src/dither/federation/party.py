@@ -105,8 +105,10 @@ class Party:
         self.folder, self.source, self.ledger = folder, source, ledger
         self._target = target and target.check()
         # Here, before any message: what is said of the records stays with their owner.
-        dataset = data_id(ledger, path=str(source.path))
-        ledger.identify(dataset, source.rows, file=source.name, new_ledger=new_ledger)
+        # Whatever lies at the path later on, these are the records that are charged.
+        self.dataset = data_id(ledger, path=str(source.path))
+        ledger.identify(self.dataset, source.rows, file=source.name, new_ledger=new_ledger)
+        source.check_unchanged()
         self.keyring = keys.Keyring.load(folder)
         self.name = keys.party_name(folder)
         self.identity = keys.Identity.load(folder)
@@ -434,8 +436,7 @@ class _Training(_PartyRun):
     def __init__(self, party: Party, agreement: Agreement, x: np.ndarray, y: np.ndarray) -> None:
         super().__init__(party, agreement)
         self.experiment = experiment = agreement.experiment(x, y)
-        self._ledger = party.ledger
-        self._dataset = data_id(party.ledger, path=str(party.source.path))
+        self._ledger, self._dataset = party.ledger, party.dataset
         self._check_memory()
         accountant = experiment.accountant(missing=agreement.lacking(experiment.plan))
         self._conditions, self._releases = accountant.conditions, accountant.ledger_releases

@@ -88,6 +88,7 @@ def load_evaluation_data(spec: Spec) -> EvaluationData:
     evaluation = EvaluationData.without_records(schema, d.features, d.transform)
     if not d.test_path or not spec.scored:
         return evaluation
+    build.refuse_charged(d.test_path)  # every party is told the scores
     encoded = schema.encode(data.read_table(d.test_path), d.encoding, d.features)
     if encoded.y is None:
         raise SpecError(f"data.test_path={d.test_path!r} has no labels")

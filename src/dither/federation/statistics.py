@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from dither.accounting.ledger import Charge
-from dither.accounting.ledger.runs import EVERY_RECORD, data_id
+from dither.accounting.ledger.runs import EVERY_RECORD
 from dither.errors import FederationError
 from dither.experiment import counting
 from dither.experiment.build import large_delta
@@ -117,8 +117,8 @@ class PartyStatistics:
 
     def __init__(self, terms: StatisticsTerms, party: Party, folder: Path) -> None:
         self.agreement, self.client, self._say = terms, terms.number(party.name), party.say
-        self._source, self._ledger, self._folder = party.source, party.ledger, folder
-        self._dataset = data_id(party.ledger, path=str(party.source.path))
+        self._source, self._folder = party.source, folder
+        self._ledger, self._dataset = party.ledger, party.dataset
         mu, slip = counting.mu_and_slip(terms.epsilon, terms.delta, lists_names=terms.lists_names)
         self._mu, self._slip, self._words = mu, slip, terms.words(self.client)
         self._columns: Columns | None = None

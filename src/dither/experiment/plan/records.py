@@ -65,13 +65,8 @@ def base_spec(
     clients = asked.setdefault("num_clients", values.get("num_clients", base.num_clients))
     if clients < 1:
         raise Infeasible(f"clients={clients} must be at least 1; nearest feasible: clients=1")
-    cohort = values.pop("cohort_size", None)
-    if cohort is not None:
-        if cohort > clients:
-            raise Infeasible(
-                f"cohort_size={cohort} exceeds the {clients} clients; nearest feasible: cohort_size={clients}"
-            )
-        given.setdefault("cohort_size", (cohort,))
+    if "cohort_size" in values:
+        given.setdefault("cohort_size", (values.pop("cohort_size"),))
     asked["cohort_size"] = min(base.cohort_size, clients)
     if asked.get("model.name") in ("logistic", "softmax"):
         asked["model.hidden"] = []
@@ -131,7 +126,7 @@ def planning_data(
             f"{proxy!r} is the plan's own private data: an estimate on it would have to be charged to its budget; "
             "declare a share of it public (--public-fraction), or give other public data"
         )
-    if is_file and not public_fraction:
+    if is_file:
         for file in data.table_files(proxy) or [Path(proxy)]:
             refuse_charged(str(file))
     everything = base.with_values({**where, "data.part": "all", "data.public_fraction": 0.0})
