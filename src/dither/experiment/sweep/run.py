@@ -18,7 +18,9 @@ from dither import data
 from dither.accounting import ProvenRow
 from dither.errors import BudgetExhausted, SpecError
 from dither.experiment import build, train
+from dither.experiment.account import spent_parts
 from dither.experiment.build import choose
+from dither.experiment.report import load
 from dither.experiment.sweep import batches
 from dither.experiment.sweep.batches import BatchPlan, Outcome
 from dither.experiment.sweep.result import Sweep, SweepFolder, SweepRun
@@ -99,7 +101,8 @@ def sweep(
         runs = finished | _train(plan, finished, folder, prove, clock, on_progress)
     in_order = tuple(runs[number] for number in range(len(specs)))
     path = folder.path if folder is not None else None
-    result = Sweep(tuple(specs), tuple(keys), in_order, {}, path, _notes(plan, limit) if plan else ())
+    notes = _notes(plan, limit) if plan else _spent_note(specs, cast(SweepFolder, folder), ledger)
+    result = Sweep(tuple(specs), tuple(keys), in_order, {}, path, notes)
     if folder is not None:
         with clock("plot"):
             folder.save_tables(result)
@@ -437,6 +440,23 @@ def _check_private(specs: Sequence[Spec], folder: str | Path | None) -> None:
         raise SpecError(f"{path!r} holds private records: give out=FOLDER, where each charged run is kept")
 
 
+def _spent_note(specs: Sequence[Spec], folder: SweepFolder, ledger: str | Path | None) -> tuple[str, ...]:
+    """What the runs come to together: the table has the ε of each by itself."""
+    parts = spent_parts(load(_place(folder, specs[-1])), ledger)
+    if not parts:
+        return ()
+    everything = parts[-1]
+    return (
+        f"the {len(specs)} runs are about the same records: all that was charged for these comes to ε = "
+        f"{everything.epsilon:.4g} at δ = {everything.delta:.4g} ({everything.terms})",
+    )
+
+
+def _place(folder: SweepFolder, spec: Spec) -> Path:
+    """The folder of one charged run."""
+    return folder.path / "runs" / spec.digest()[:16]
+
+
 def _train_charged(
     specs: Sequence[Spec],
     finished: Mapping[int, SweepRun],
@@ -454,7 +474,7 @@ def _train_charged(
         done = f"{len(finished) + len(runs)}/{len(specs)} runs"
         if on_progress:
             on_progress(len(finished) + len(runs), len(specs), done)
-        place, started = folder.path / "runs" / spec.digest()[:16], time.perf_counter()
+        place, started = _place(folder, spec), time.perf_counter()
         begun = (place / "spec.toml").is_file()
         report = train.run(spec, out=None if begun else place, resume=place if begun else None, **charge)
         if report.stopped:
