@@ -686,7 +686,7 @@ def traffic(
         from dither.secagg.messages import round_bytes  # needs cryptography, which a plain run does not
 
         sent, received = round_bytes(
-            upload, experiment.spec.cohort_size, modulus_bits=how.how.modulus_bits, colluders=how.colluders
+            upload, experiment.spec.cohort_size, modulus_bits=how.how.modulus_bits, colluders=how.rules.colluders
         )
         amounts |= {"upload_bytes": sent, "download_bytes": received + 4 * message}
     return amounts
