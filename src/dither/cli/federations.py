@@ -569,8 +569,4 @@ def _print_outcome(report: Report, folder: Path) -> None:
 
 def _term_as_interrupt() -> None:
     """SIGTERM stops a server or a node as Ctrl-C does: children are ended, files are whole."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -64,7 +64,7 @@ def join(
     over_flare = nvflare.is_used(folder)
     (nvflare if over_flare else flower).require()
     if not behind_supernode:
-        host_and_port(server, "--server")
+        host_and_port(server, "--server", FederationError)
     with alone(folder):
         keys.check_party(folder)
         for path in files:
@@ -109,7 +109,7 @@ def _reach(server: str, patience: float, say: Callable[[str], None]) -> None:
     until, tries = time.monotonic() + patience, 0
     while True:
         try:
-            socket.create_connection(host_and_port(server, "--server"), 10.0).close()
+            socket.create_connection(host_and_port(server, "--server", FederationError), 10.0).close()
             return say(f"{server} takes connections")
         except OSError as error:
             if time.monotonic() > until:
@@ -221,7 +221,7 @@ def _check_budget(data: Path, ledger: Path | None) -> Iterator[Finding]:
 
 
 def _check_connection(folder: Path, server: str) -> Iterator[Finding]:
-    host, port = host_and_port(server, "--server")
+    host, port = host_and_port(server, "--server", FederationError)
     if nvflare.is_used(folder):  # whose TLS asks for this party's certificate: `dither join` brings it
         _reach(server, 0.0, lambda line: None)
         yield Finding(True, f"{server} takes connections")

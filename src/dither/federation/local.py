@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
-from dither.errors import ConfigError, FederationError
+from dither.errors import ConfigError, DitherError, FederationError
 
 Event = Callable[[str, dict[str, Any]], None]  # what happens, and facts about it
 
@@ -37,11 +37,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def host_and_port(text: str, option: str) -> tuple[str, int]:
+def host_and_port(text: str, option: str, error: type[DitherError] = ConfigError) -> tuple[str, int]:
     """The parts of the address that an option of a command gives."""
     host, _, port = text.rpartition(":")
     if not (host and port.isdigit() and 0 < int(port) < 65536):
-        raise ConfigError(f"{option} {text!r} is not of the form HOST:PORT")
+        raise error(f"{option} {text!r} is not of the form HOST:PORT")
     return host.strip("[]"), int(port)
 
 

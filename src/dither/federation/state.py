@@ -60,15 +60,8 @@ _RECORD_ADVICE = "the record of this party's releases in this run is not complet
 _STATED = ("party", "terms", "releases", "head")
 _SIGNED = (
     *("spec.toml", "schema.toml", "terms.json", "provenance.json", "rounds.jsonl", "metrics.jsonl"),
-    *(
-        "excluded.json",
-        "summary.json",
-        "model.safetensors",
-        "plot.png",
-        "plot.svg",
-        "statistics.json",
-        "scores.json",
-    ),
+    *("excluded.json", "summary.json", "model.safetensors", "plot.png", "plot.svg"),
+    *("statistics.json", "scores.json"),
 )
 
 
