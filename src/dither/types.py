@@ -382,10 +382,11 @@ class PrivacyPlan(NamedTuple):
     def conditions(self, unit: str = "run") -> Conditions:
         """The conditions of this plan that recipes use."""
         # What is projected after its noise is not Gaussian any more: a long update loses the noise along itself.
-        others = 0 if self.noise_projected else max(self.cohort_size - self.silent - 1, 0)
+        size = min([self.cohort_size, *map(len, self.cohorts)])
+        others = 0 if self.noise_projected else max(size - self.silent - 1, 0)
         return Conditions(
-            cohort_size=self.cohort_size,
-            colluders=min(self.silent, max(self.cohort_size - 1, 0)),
+            cohort_size=size,
+            colluders=min(self.silent, max(size - 1, 0)),
             others_noise=others * self.noise_ratio**2,
             convex=self.convex,
             smoothness=self.smoothness,

@@ -89,7 +89,7 @@ import jax, jax.numpy as jnp, numpy as np
 from dither.methods import local
 from dither.types import Claim, Prepared
 
-OPTIONS = {"stated": (False, "whether weights are stated")}
+OPTIONS = {"stated": (False, "whether weights are stated"), "later": (0, "fewer clients a round, after the first")}
 
 def prepare(model, plan):
     """Sends signs: a client whose updates are large has no noise left in them."""
@@ -108,18 +108,30 @@ def prepare(model, plan):
         ),
         build=build,
         claim=Claim(float("inf"), "run", plan.delta, "no paper"),
-        cohort_size_at=lambda index: plan.cohort_size,
+        cohort_size_at=lambda index: (index and plan.options["later"]) or plan.cohort_size,
     )
 '''
 
 
 def test_a_method_of_your_own_that_states_no_weights_hides_nobody_else(tmp_path):
     """Nothing says what it does with its noise: here it sends signs."""
-    file = tmp_path / "signs.py"
-    file.write_text(METHOD)
-    values = {"method": str(file)}
-    unstated, stated = (
-        world(True, {**values, "method_options.stated": value}).accountant() for value in (False, True)
-    )
+    unstated, stated = (accountant(tmp_path, stated=value) for value in (False, True))
     assert unstated.epsilon("sum") == unstated.epsilon("upload") == stated.epsilon("upload")
     assert stated.epsilon("sum") < 0.5 * stated.epsilon("upload")
+
+
+def test_the_smallest_cohort_of_a_method_of_your_own_counts(tmp_path):
+    """The proof counted on as many clients as the spec asks for, however few the method takes."""
+    whole, few = (accountant(tmp_path, stated=True, later=later) for later in (0, 2))
+    alone = whole.epsilon("upload")
+    assert few.epsilon("upload") <= alone  # some clients take part once
+    assert whole.epsilon("sum") < 0.5 * alone
+    assert few.epsilon("sum") > 0.6 * few.epsilon("upload")
+
+
+def accountant(folder, **options):
+    (folder / "signs.py").write_text(METHOD)
+    values = {"method": str(folder / "signs.py"), "num_rounds": 2}
+    return world(
+        True, {**values, **{f"method_options.{key}": value for key, value in options.items()}}
+    ).accountant()
