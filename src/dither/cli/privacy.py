@@ -545,8 +545,8 @@ def check(
 
     result = checked(file, common.values_of(settings))
     if common.emit(result):
-        typer.echo(result.training.title)
-        for what, value in result.lines():
+        typer.echo(result.title())
+        for what, value in result.overview():
             typer.echo(f"  {what:<12} {value}")
     if result.training.claimed_epsilon is not None and not result.supported:
         sys.exit(1)

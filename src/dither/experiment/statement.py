@@ -246,14 +246,11 @@ def _protected(report: Report, row: ProvenRow, party: str) -> Section:
         parties = report.federation.parties
         if party and party not in parties:
             raise SpecError(f"party={party!r} is not in this run; its parties are {', '.join(sorted(parties))}")
-        named = [party] if party else sorted(parties)
         answer.append("The guarantee is for the most exposed institution, so it holds for all of them.")
-        head = ("institution", "records", "rounds that counted", "rounds missed")
-        rows = [
-            (name, f"{parties[name].records:,}", str(parties[name].counted), str(parties[name].missing))
-            for name in named
-        ]
-        return Section("What is protected?", tuple(answer), (head, *rows))
+        named = {name: parties[name] for name in ([party] if party else sorted(parties))}
+        table = [("institution", "records", "rounds that counted", "rounds missed")]
+        table += [(name, f"{one.records:,}", str(one.counted), str(one.missing)) for name, one in named.items()]
+        return Section("What is protected?", tuple(answer), tuple(table))
     if party:
         raise SpecError(f"party={party!r}: this run was simulated, its clients have no names")
     return Section("What is protected?", tuple(answer))
@@ -364,9 +361,8 @@ def _composition(report: Report, row: ProvenRow, ledger: str | Path | None) -> t
 
 def _mechanism(report: Report) -> Section:
     spec, took_part = report.spec, report.participation
-    batch = (
-        "all records" if spec.batch_sampling == "full" else f"{spec.batch_size} records ({spec.batch_sampling})"
-    )
+    full = spec.batch_sampling == "full"
+    batch = "all records" if full else f"{spec.batch_size} records ({spec.batch_sampling})"
     source = _SOURCES.get(report.randomness, report.randomness)
     values = [
         ("method", report.method),
@@ -374,10 +370,7 @@ def _mechanism(report: Report) -> Section:
         ("local steps per round", str(spec.local_steps)),
         ("batch", batch),
         ("clip", f"{spec.privacy.clip_norm:g} ({spec.privacy.clip})"),
-        (
-            "noise",
-            f"Gaussian, {_SCALES[spec.privacy.noise]}, random numbers from {source}",
-        ),
+        ("noise", f"Gaussian, {_SCALES[spec.privacy.noise]}, random numbers from {source}"),
         ("secure aggregation", spec.aggregation),
         ("model parameters", f"{report.num_params:,}"),
         ("software", f"Dither {__version__}"),
@@ -414,18 +407,11 @@ def _evidence(report: Report, row: ProvenRow) -> Section:
     table = [
         ("claimed", epsilon_text(claim.value), f"the paper's formula, {claim.source}, per {claim.unit}"),
         ("proven", epsilon_text(row.value), f"this software's accountant: {row.recipe}"),
-        *(
-            (
-                "attacked",
-                f"at least {epsilon_text(each.value)}",
-                f"measured, {100 * each.confidence:.3g}% confidence",
-            )
-            for each in report.epsilon.attacked
-        ),
     ]
-    folder = Path(report.folder).name
-    answer = [
-        f"`dither account {folder}` recomputes the proven value, and `dither audit {folder}` attacks the run."
-    ]
-    answer += [f"The claim's condition fails: {text}." for text in report.epsilon.failing_conditions]
-    return Section("How do we know?", tuple(answer), (head, *table))
+    for attack in report.epsilon.attacked:
+        how = f"measured, {100 * attack.confidence:.3g}% confidence"
+        table.append(("attacked", f"at least {epsilon_text(attack.value)}", how))
+    name = Path(report.folder).name
+    commands = f"`dither account {name}` recomputes the proven value, and `dither audit {name}` attacks the run."
+    failing = (f"The claim's condition fails: {text}." for text in report.epsilon.failing_conditions)
+    return Section("How do we know?", (commands, *failing), (head, *table))
