@@ -1,7 +1,7 @@
 """Noise that something else was done to does not hide the other clients of a sum.
 
-`federation.max_norm` scales long uploads down after their noise was added. The others here hold records of one
-direction, so that their uploads are long and end on the ball: the noise along that direction is gone. The target's
+`federation.max_norm` scales long uploads down after their noise was added. Each of the others here holds records of
+one direction, so that its upload is long and ends on the ball: the noise along that direction is gone. The target's
 upload is short and keeps its noise. A proof that counted the others' noise was four times too small.
 """
 
@@ -34,10 +34,8 @@ VALUES = {
 
 def world(target, values):
     """The experiment whose target record is there, or blanked: all records point in the first direction."""
-    x, y = (
-        np.zeros((CLIENTS * RECORDS, 2), np.float32),
-        np.repeat(np.arange(CLIENTS) % 2, RECORDS).astype(np.int32),
-    )
+    y = np.repeat(np.arange(CLIENTS, dtype=np.int32) % 2, RECORDS)
+    x = np.zeros((len(y), 2), np.float32)
     x[:, 0] = 100.0  # half of the others pull one way, half the other way
     y[:RECORDS] = -1  # the target's other records say nothing
     y[0] = 1 if target else -1
