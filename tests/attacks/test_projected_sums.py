@@ -1,8 +1,8 @@
 """Noise that something else was done to does not hide the other clients of a sum.
 
-`federation.max_norm` scales long uploads down after their noise was added. Each of the others here holds records of
-one direction, so that its upload is long and ends on the ball: the noise along that direction is gone. The target's
-upload is short and keeps its noise. A proof that counted the others' noise was four times too small.
+`federation.max_norm` scales long uploads down after their noise was added. Each of the others here holds records
+of one direction, so that its upload is long and ends on the ball: the noise along that direction is gone. The
+target's upload is short and keeps its noise. A proof that counted the others' noise was four times too small.
 """
 
 import numpy as np
