@@ -368,9 +368,10 @@ class PrivacyPlan(NamedTuple):
 
     @property
     def noise_projected(self) -> bool:
-        """Whether uploads are projected onto a ball after their noise was added: then it protects the upload that
-        carries it, and no other one in a sum."""
-        return self.max_norm > 0 and not self.discrete_noise
+        """Whether uploads are projected onto a ball after their noise was added, or may be so long that they are
+        clamped (`clipping.REACH`): then it protects the upload that carries it, and no other one in a sum."""
+        longest = max(self.client_lr * self.local_steps * self.clip_norm, self.options.get("param_clip", 0.0))
+        return (self.max_norm > 0 or longest >= 2.0**30) and not self.discrete_noise
 
     @property
     def lattice(self) -> Lattice | None:

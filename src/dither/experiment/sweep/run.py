@@ -16,7 +16,9 @@ import numpy as np
 from dither import data
 from dither.errors import BudgetExhausted, SpecError
 from dither.experiment import build, train
+from dither.experiment.account import spent_parts
 from dither.experiment.build import choose
+from dither.experiment.report import load
 from dither.experiment.sweep import batches
 from dither.experiment.sweep.batches import BatchPlan, Outcome
 from dither.experiment.sweep.result import Sweep, SweepFolder
@@ -95,6 +97,7 @@ def sweep(
     if private:
         charge = {"ledger": ledger, "new_ledger": new_ledger}
         runs = finished | _train_charged(specs, finished, cast(SweepFolder, folder), charge, progress)
+        notes += _spent_note(specs, cast(SweepFolder, folder), ledger)
     else:
         with clock("start_up"):
             if distributed.count() > 1 and dataset is not None:
@@ -384,6 +387,23 @@ def _check_private(specs: Sequence[Spec], folder: str | Path | None) -> None:
         raise SpecError(f"{path!r} holds private records: give out=FOLDER, where each charged run is kept")
 
 
+def _spent_note(specs: Sequence[Spec], folder: SweepFolder, ledger: str | Path | None) -> list[str]:
+    """What the runs come to together: the table has the ε of each by itself."""
+    parts = spent_parts(load(_place(folder, specs[-1])), ledger)
+    if not parts:
+        return []
+    everything = parts[-1]
+    return [
+        f"the {len(specs)} runs are about the same records: all that was charged for these comes to ε = "
+        f"{everything.epsilon:.4g} at δ = {everything.delta:.4g} ({everything.terms})"
+    ]
+
+
+def _place(folder: SweepFolder, spec: Spec) -> Path:
+    """The folder of one charged run."""
+    return folder.path / "runs" / spec.digest()[:16]
+
+
 def _train_charged(
     specs: Sequence[Spec],
     finished: Mapping[int, Outcome],
@@ -401,7 +421,7 @@ def _train_charged(
             continue
         done = f"{len(finished) + len(runs)}/{len(specs)} runs"
         on_progress(len(finished) + len(runs), len(specs), done)
-        place, started = folder.path / "runs" / spec.digest()[:16], time.perf_counter()
+        place, started = _place(folder, spec), time.perf_counter()
         begun = (place / "spec.toml").is_file()
         report = train.run(spec, out=None if begun else place, resume=place if begun else None, **charge)
         if report.stopped:
