@@ -368,9 +368,10 @@ class PrivacyPlan(NamedTuple):
 
     @property
     def noise_projected(self) -> bool:
-        """Whether uploads are projected onto a ball after their noise was added: then it protects the upload that
-        carries it, and no other one in a sum."""
-        return self.max_norm > 0 and not self.discrete_noise
+        """Whether uploads are projected onto a ball after their noise was added, or may be so long that they are
+        clamped (`clipping.REACH`): then it protects the upload that carries it, and no other one in a sum."""
+        longest = max(self.client_lr * self.local_steps * self.clip_norm, self.options.get("param_clip", 0.0))
+        return (self.max_norm > 0 or longest >= 2.0**30) and not self.discrete_noise
 
     @property
     def lattice(self) -> Lattice | None:
@@ -382,10 +383,11 @@ class PrivacyPlan(NamedTuple):
     def conditions(self, unit: str = "run") -> Conditions:
         """The conditions of this plan that recipes use."""
         # What is projected after its noise is not Gaussian any more: a long update loses the noise along itself.
-        others = 0 if self.noise_projected else max(self.cohort_size - self.silent - 1, 0)
+        size = min([self.cohort_size, *map(len, self.cohorts)])
+        others = 0 if self.noise_projected else max(size - self.silent - 1, 0)
         return Conditions(
-            cohort_size=self.cohort_size,
-            colluders=min(self.silent, max(self.cohort_size - 1, 0)),
+            cohort_size=size,
+            colluders=min(self.silent, max(size - 1, 0)),
             others_noise=others * self.noise_ratio**2,
             convex=self.convex,
             smoothness=self.smoothness,

@@ -81,6 +81,29 @@ def test_a_run_names_institutions_that_no_round_picks(ledger):
     assert epsilon(ledger, "north") == epsilon(ledger, EVERY_RECORD) > 1.0
 
 
+def test_a_run_on_two_files_of_the_same_people_registers_both(tmp_path):
+    """Who is in both reveals two whole runs, not one, if the run is stopped and another one follows."""
+    rounds, later = noisy(1.0, RARE, 3), noisy(9.0, RARE)
+    ledgers = {joined: Ledger(tmp_path / f"{joined}.sqlite") for joined in (False, True)}
+    for joined, ledger in ledgers.items():
+        for file in ("north" * 4, "south" * 4):
+            if joined:
+                ledger.identify(file, name="people")
+            for start in (0, 1):  # of a hundred
+                ledger.charge(
+                    "run",
+                    file,
+                    [Charge(EVERY_RECORD, [(rounds, 1)])],
+                    rounds=(start, start + 1),
+                    plan=lambda: [Charge(EVERY_RECORD, [(rounds, 100)])],
+                )
+        last = [Charge(EVERY_RECORD, [(later, 1)])]
+        ledger.charge("later", "north" * 4, last, rounds=(0, 1), plan=lambda last=last: last)
+    (apart,), (both,) = (ledger.spent("north" * 4) for ledger in ledgers.values())
+    assert both.epsilon > 1.3 * apart.epsilon
+    assert (both.runs, both.not_covered) == (("run", "later"), "")
+
+
 # Files that change
 
 

@@ -1,8 +1,8 @@
 """Noise that something else was done to does not hide the other clients of a sum.
 
-`federation.max_norm` scales long uploads down after their noise was added. The others here hold records of one
-direction, so that their uploads are long and end on the ball: the noise along that direction is gone. The target's
-upload is short and keeps its noise. A proof that counted the others' noise was four times too small.
+`federation.max_norm` scales long uploads down after their noise was added. Each of the others here holds records
+of one direction, so that its upload is long and ends on the ball: the noise along that direction is gone. The
+target's upload is short and keeps its noise. A proof that counted the others' noise was four times too small.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ from dither.experiment.build import assemble, engine_options
 from dither.simulation import engine
 from dither.spec import Spec
 
-CLIENTS, RECORDS, RUNS = 16, 10, 1000
+CLIENTS, RECORDS, RUNS = 17, 10, 1000
 VALUES = {
     "method": "cpfed",
     "num_clients": CLIENTS,
@@ -25,7 +25,7 @@ VALUES = {
     "client_lr": 1.0,
     "model.name": "logistic",
     "privacy.noise": "given",
-    "privacy.noise_std": 0.095,  # of one client among 16; ε = 1 by the noise of all of them, 4.7 alone
+    "privacy.noise_std": 0.095,  # of one client among 17; ε = 1 by the noise of all of them, 4.7 alone
     "privacy.view": "sum",
     "privacy.adjacency": "zero-out",
     "secagg.mode": "ideal",
@@ -34,8 +34,9 @@ VALUES = {
 
 def world(target, values):
     """The experiment whose target record is there, or blanked: all records point in the first direction."""
-    x, y = np.zeros((CLIENTS * RECORDS, 2), np.float32), np.ones(CLIENTS * RECORDS, np.int32)
-    x[:, 0] = 100.0
+    y = np.repeat(np.arange(CLIENTS, dtype=np.int32) % 2, RECORDS)
+    x = np.zeros((len(y), 2), np.float32)
+    x[:, 0] = 100.0  # half of the others pull one way, half the other way
     y[:RECORDS] = -1  # the target's other records say nothing
     y[0] = 1 if target else -1
     start, size = np.arange(CLIENTS) * RECORDS, np.full(CLIENTS, RECORDS)
@@ -65,9 +66,13 @@ def exhibited(values):
     return accounting.gaussian_epsilon(float(shift / spread), row.delta), row
 
 
-@pytest.mark.parametrize("randomness", ["seeded", "os"])
-def test_projected_uploads_hide_nobody_else(randomness):
-    attacked, row = exhibited({"federation.max_norm": 0.05, "randomness": randomness})
+BALL = {"federation.max_norm": 0.05}
+CLAMPED = {"client_lr": 3e13, "secagg.mode": "off"}  # each coordinate is cut at 2^40
+
+
+@pytest.mark.parametrize("values", [BALL, {**BALL, "randomness": "os"}, CLAMPED])
+def test_projected_uploads_hide_nobody_else(values):
+    attacked, row = exhibited(values)
     assert 3 < attacked <= row.value
 
 
@@ -89,7 +94,7 @@ import jax, jax.numpy as jnp, numpy as np
 from dither.methods import local
 from dither.types import Claim, Prepared
 
-OPTIONS = {"stated": (False, "whether weights are stated")}
+OPTIONS = {"stated": (False, "whether weights are stated"), "later": (0, "fewer clients a round, after the first")}
 
 def prepare(model, plan):
     """Sends signs: a client whose updates are large has no noise left in them."""
@@ -108,18 +113,30 @@ def prepare(model, plan):
         ),
         build=build,
         claim=Claim(float("inf"), "run", plan.delta, "no paper"),
-        cohort_size_at=lambda index: plan.cohort_size,
+        cohort_size_at=lambda index: (index and plan.options["later"]) or plan.cohort_size,
     )
 '''
 
 
 def test_a_method_of_your_own_that_states_no_weights_hides_nobody_else(tmp_path):
     """Nothing says what it does with its noise: here it sends signs."""
-    file = tmp_path / "signs.py"
-    file.write_text(METHOD)
-    values = {"method": str(file)}
-    unstated, stated = (
-        world(True, {**values, "method_options.stated": value}).accountant() for value in (False, True)
-    )
+    unstated, stated = (accountant(tmp_path, stated=value) for value in (False, True))
     assert unstated.epsilon("sum") == unstated.epsilon("upload") == stated.epsilon("upload")
     assert stated.epsilon("sum") < 0.5 * stated.epsilon("upload")
+
+
+def test_the_smallest_cohort_of_a_method_of_your_own_counts(tmp_path):
+    """The proof counted on as many clients as the spec asks for, however few the method takes."""
+    whole, few = (accountant(tmp_path, stated=True, later=later) for later in (0, 2))
+    alone = whole.epsilon("upload")
+    assert few.epsilon("upload") <= alone  # some clients take part once
+    assert whole.epsilon("sum") < 0.5 * alone
+    assert few.epsilon("sum") > 0.6 * few.epsilon("upload")
+
+
+def accountant(folder, **options):
+    (folder / "signs.py").write_text(METHOD)
+    values = {"method": str(folder / "signs.py"), "num_rounds": 2}
+    return world(
+        True, {**values, **{f"method_options.{key}": value for key, value in options.items()}}
+    ).accountant()

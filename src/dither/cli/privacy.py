@@ -133,7 +133,9 @@ def print_split(split: Sequence[SpentPart]) -> None:
             {"": part.what, "proven ε": common.epsilon_text(part.epsilon), "δ": f"{part.delta:.5g}"}
             for part in split
         ]
-        common.print_table(rows, title="Spent on these records (with several files: on the one that spent most)")
+        title, last = "Spent on these records (with several files: on the one that spent most)", split[-1]
+        footer = [last.terms, *(f"not covered: {gap}" for gap in last.not_covered)]
+        common.print_table(rows, title=title, footer="\n".join(filter(None, footer)))
 
 
 def _seen(row: ProvenRow | AttackedRow) -> dict[str, str]:
@@ -543,8 +545,8 @@ def check(
 
     result = checked(file, common.values_of(settings))
     if common.emit(result):
-        typer.echo(result.training.title)
-        for what, value in result.lines():
+        typer.echo(result.title())
+        for what, value in result.overview():
             typer.echo(f"  {what:<12} {value}")
     if result.training.claimed_epsilon is not None and not result.supported:
         sys.exit(1)

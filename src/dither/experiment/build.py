@@ -3,6 +3,7 @@ the spec asks for it, on as many devices as that is worth, and what its rounds r
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import json
 import math
@@ -24,6 +25,7 @@ from dither.accounting import ADD_REMOVE, REPLACE_ONE, ZERO_OUT, ClientEpsilon, 
 from dither.accounting.accountant import Accountant, alike, noise_ratio
 from dither.accounting.ledger.store import known_records
 from dither.errors import RunExists, SpecError
+from dither.experiment.report import RoundingMargin
 from dither.methods import Method, method, prepare
 from dither.models import Model, count_params, program_digest
 from dither.models import from_spec as model_from_spec
@@ -228,22 +230,16 @@ def assemble(
         for name, value in plan.hyper.items()
     }
     calibrated = experiment.with_plan(hyper=hyper)
-    if plan.epsilons:
-        calibrated = _weighted(calibrated, 1 / factor)
+    if plan.epsilons:  # the louder a client's noise, the less its upload counts in a sum
+        weights = 1 / factor / np.mean(1 / factor)
+        calibrated = calibrated.with_plan(
+            hyper={**hyper, "client_weight": weights},
+            weights=weights,
+            noise_ratio=noise_ratio(prepared.build(hyper), plan.client_sizes, weights),
+            upload_unit=plan.upload_unit * float(weights.min()),
+        )
     claim = prepared.reclaim(calibrated.plan.hyper) if prepared.reclaim else prepared.claim
     return replace(calibrated, prepared=calibrated.prepared._replace(claim=claim))
-
-
-def _weighted(experiment: Experiment, weights: np.ndarray) -> Experiment:
-    """The experiment with these weights of the clients in a sum, up to a factor."""
-    plan, weights = experiment.plan, weights / np.mean(weights)
-    algorithm = experiment.prepared.build(plan.hyper)
-    return experiment.with_plan(
-        hyper={**plan.hyper, "client_weight": weights},
-        weights=weights,
-        noise_ratio=noise_ratio(algorithm, plan.client_sizes, weights),
-        upload_unit=plan.upload_unit * float(weights.min()),
-    )
 
 
 def _check_supported(prepared: Prepared, method: str) -> None:
@@ -264,8 +260,8 @@ def _check_supported(prepared: Prepared, method: str) -> None:
 
 def large_delta(spec: Spec, records: int, federated: bool) -> list[str]:
     """A warning if δ exceeds one record's share, or 0.01 on public data, where some papers use a larger share."""
-    delta, is_own = spec.privacy.delta, federated or bool(spec.data.path)
-    if delta <= (1 / records if is_own else 0.01):
+    delta = spec.privacy.delta
+    if delta <= (1 / records if federated or spec.data.path else 0.01):
         return []
     enough = 10.0 ** -math.ceil(math.log10(records))
     return [
@@ -320,13 +316,10 @@ def _completion(experiment: Experiment, federated: bool) -> dict[str, Any]:
 def _last_affordable(experiment: Experiment) -> int:
     """The last round whose proven ε, for the spec's view and adjacency, is within privacy.epsilon."""
     budget = experiment.spec.privacy.epsilon
-    low, high = 0, len(experiment.cohorts)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if experiment.proven_epsilon(middle) <= budget else (low, middle - 1)
-    if low == 0:
+    rounds = bisect.bisect_right(range(1, len(experiment.cohorts) + 1), budget, key=experiment.proven_epsilon)
+    if rounds == 0:
         raise SpecError(f"privacy.epsilon={budget:g} is spent in the first round; raise it or noise_std")
-    return low
+    return rounds
 
 
 def aggregation(experiment: Experiment) -> Aggregation | None:
@@ -570,16 +563,14 @@ def deal(
     x, y = arrays or pooled(dataset)
     everything = partition_of(spec, dataset, spec.seed)
     if d.split in ("given", "rows"):
-        count, scored = len(dataset.y_train), len(dataset.y_test)
-        scored = scored if spec.scored else 0
+        count, scored = len(dataset.y_train), len(dataset.y_test) if spec.scored else 0
         rows, even = np.arange(count, count + scored), np.full(scored, 1.0 / max(scored, 1))
         return everything, engine.Problem(x, y, [everything], [rows], [even], _as_stored(dataset, everything))
     # Each client keeps 80% for training; accuracy is the mean over the clients' own test or validation records.
     train, test, validation = data.per_client_split(everything, fractions=(0.8, 0.1, 0.1), seed=spec.seed)
     test = validation if d.split == "validation" else test
     weights = np.repeat(1.0 / (len(test.size) * np.maximum(test.size, 1)), test.size)
-    at = np.argsort(test.order) if dataset.digest else slice(None)
-    at = at if spec.scored else slice(0)
+    at = slice(0) if not spec.scored else np.argsort(test.order) if dataset.digest else slice(None)
     return train, engine.Problem(x, y, [train], [test.order[at]], [weights[at]], _as_stored(dataset, train))
 
 
@@ -618,7 +609,7 @@ def planned_rounds(experiment: Experiment) -> int:
     return len(experiment.cohorts)
 
 
-def rounding(experiment: Experiment, missing: int) -> dict[str, float] | None:
+def rounding(experiment: Experiment, missing: int) -> RoundingMargin | None:
     """What rounding before the sum could add to the proven ε of sums, by the rule of thumb of errata G8: √d·2^-f
     on top of the sensitivity. Not a proof. None if nothing is rounded or the method's unit is unknown."""
     how = aggregation(experiment)
@@ -636,7 +627,7 @@ def rounding(experiment: Experiment, missing: int) -> dict[str, float] | None:
     margin = math.sqrt(plan.num_params) * step / (plan.upload_unit * least)
     # Against a server that sees every upload rounding reveals nothing more: that bound holds as it is.
     value = min(accountant.epsilon("upload"), accountant.epsilon("sum", noise=1 / (1 + margin)))
-    return {"step": step, "margin": margin, "epsilon": value}
+    return RoundingMargin(step, margin, value)
 
 
 def claim_after(experiment: Experiment, rounds: int, client: int | None = None) -> Claim:
@@ -742,7 +733,8 @@ def hypers(experiments: Sequence[Experiment]) -> dict[str, np.ndarray]:
 
 def engine_options(experiment: Experiment) -> dict[str, Any]:
     """What a spec asks of the simulator, apart from method, data and seeds."""
-    spec = experiment.spec
+    spec, prepared = experiment.spec, experiment.prepared
+    noisy = any(np.any(prepared.hyper[name]) for name in prepared.plan.noise_names)
     return {
         "layout": "loop" if devices.sequential_clients(step_numbers(experiment)) else "vmap",
         "randomness": spec.source_of_randomness,
@@ -750,28 +742,20 @@ def engine_options(experiment: Experiment) -> dict[str, Any]:
         "dropout": spec.federation.dropout,
         "min_clients": min(spec.federation.min_clients, spec.cohort_size),
         "max_norm": spec.federation.max_norm,
-        "refuse": unprotected(experiment),
+        # Without a claimed ε and without noise a client whose update is not finite may be named.
+        "refuse": math.isinf(prepared.claim.value) and not noisy,
     }
-
-
-def unprotected(experiment: Experiment) -> bool:
-    """Whether the method claims no ε and adds no noise: then a client whose update is not finite may be named."""
-    prepared = experiment.prepared
-    noisy = any(np.any(prepared.hyper[name]) for name in prepared.plan.noise_names)
-    return math.isinf(prepared.claim.value) and not noisy
 
 
 def sharing(experiment: Experiment, runs: int = 1) -> dict[str, Any]:
     """How a batch of runs like this one is shared among devices, and whether a device's runs go one by one."""
-    secure_sum = aggregation(experiment)
-    if experiment.spec.source_of_randomness == "os":
+    secure_sum, records, spec = aggregation(experiment), experiment.problem.x.nbytes, experiment.spec
+    on_host = secure_sum is not None and not secure_sum.compiled
+    if spec.source_of_randomness == "os" or on_host or experiment.dataset.streamed:
         _refuse_processes(experiment)
-    if secure_sum is not None and not secure_sum.compiled:
-        _refuse_processes(experiment)
+    if on_host:
         return {"shards": ONE_DEVICE}
-    records, spec = experiment.problem.x.nbytes, experiment.spec
     if experiment.dataset.streamed:
-        _refuse_processes(experiment)
         records = min(records, int(streaming.GB * spec.data.stream_memory) // 2)  # a block at work
     if runs == 1:
         return {"shards": devices.for_one_run(round_flops=_round_flops(experiment), record_bytes=records)}

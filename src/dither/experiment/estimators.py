@@ -45,9 +45,7 @@ class _PrivateFederated(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
     _default_lr = 2.0
     _default_clip = 1.0
-    _most_drift = (
-        0.2  # of a parameter by noise alone, over all rounds: limits the rate where there are few records
-    )
+    _most_drift = 0.2  # of a parameter by noise alone, over all rounds: limits the rate where records are few
 
     epsilon: float = 1.0
     delta: float = 1e-5

@@ -180,11 +180,11 @@ class RunFolder:
         if state is not None:
             self._save_digests({**state, "files": {**state["files"], name: self._listing(name, content)}})
 
-    def seal(self) -> None:
-        """List what the files hold now."""
+    def seal(self, also: Mapping[str, str] | None = None) -> None:
+        """List what the files hold now, and `also` these."""
         state = self._digests()
         if state is not None:
-            self._save_digests({**state, "files": self._digests_of(state["files"])})
+            self._save_digests({**state, "files": self._digests_of({**state["files"], **(also or {})})})
 
     def begin(self, start: int, stop: int) -> None:
         """Write down that rounds start..stop-1 are about to be made, and forget an earlier outcome. When this
@@ -313,21 +313,13 @@ class RunFolder:
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint, list what there is by now, and drop all but the newest two."""
-        meta = {
-            "round": checkpoint.round,
-            "spec_digest": checkpoint.spec_digest,
-            "data_digest": checkpoint.data_digest,
-            "leaves": len(checkpoint.leaves),
-        }
+        meta = {**checkpoint._asdict(), "leaves": len(checkpoint.leaves)}
         arrays: dict[str, Any] = {f"leaf{i}": leaf for i, leaf in enumerate(checkpoint.leaves)}
         buffer = io.BytesIO()
         np.savez(buffer, meta=np.array(json.dumps(meta)), **arrays)
         name = f"local/checkpoints/round-{checkpoint.round:08d}.npz"
         write_bytes(self.path / name, buffer.getvalue())
-        state = self._digests()
-        if state is not None:
-            files = self._digests_of({**state["files"], name: self._listing(name, buffer.getvalue())})
-            self._save_digests({**state, "files": files})
+        self.seal({name: self._listing(name, buffer.getvalue())})
         for old in self._checkpoint_files()[:-_KEEP_CHECKPOINTS]:
             old.unlink(missing_ok=True)
 
@@ -344,7 +336,7 @@ class RunFolder:
                 with np.load(io.BytesIO(self.read(name) or b""), allow_pickle=False) as archive:
                     meta = json.loads(str(archive["meta"]))
                     leaves = [archive[f"leaf{i}"] for i in range(meta["leaves"])]
-                return Checkpoint(meta["round"], leaves, meta["spec_digest"], meta["data_digest"])
+                return Checkpoint(**{**meta, "leaves": leaves})
             except Exception:  # damaged bytes may raise anything
                 damaged = self._damaged(name, "is damaged")  # the one before it still serves
         listed = [name for name in (state or {"files": ()})["files"] if "checkpoints" in name]

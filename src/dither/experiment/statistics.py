@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import ndtri
 
-from dither.accounting.ledger import Ledger
 from dither.data import hash_table
 from dither.errors import SpecError
 from dither.experiment import counting
@@ -117,8 +116,7 @@ def statistics(
         for each, table in zip(given, tables, strict=True):
             refuse_charged("data" if each is table else str(each), hash_table(table))
     else:
-        book = Ledger(ledger or Ledger.default_path())
-        counting.charge(book, given, contents, epsilon, delta, new_ledger=new_ledger)
+        counting.charge(ledger, given, contents, epsilon, delta, new_ledger=new_ledger)
     described = describe(Counting(tables, epsilon, delta, words), names)
     return Statistics(described, epsilon, delta, len(tables))
 
@@ -128,8 +126,7 @@ def describe(counter: Counter, names: Sequence[str]) -> tuple[ColumnStatistics, 
     kinds, present, ranges = survey(counter, names, _SHARES["survey"])
     numbers = {name: ranges[name] for name in names if kinds[name] == NUMBER}
     texts = [name for name in names if kinds[name] == CATEGORY]
-    look = _SHARES["look"] / max(1, len(numbers) + len(texts))
-    cells = _SHARES["cells"] / max(1, len(numbers) + len(texts))
+    look, cells = (_SHARES[step] / max(1, len(numbers) + len(texts)) for step in ("look", "cells"))
     described: dict[str, dict[str, Any]] = {}
     if numbers:
         closer = zoom(counter, numbers, look * len(numbers))
@@ -249,9 +246,6 @@ def _categories(counter: Counter, listed: Mapping[str, Sequence[str]], share: fl
     spread, described = _CONFIDENCE * std, {}
     for (name, names), part in zip(listed.items(), parts, strict=True):
         ordered = sorted(zip(names, part[0].tolist(), strict=False), key=lambda pair: -pair[1])
-        described[name] = {
-            "categories": {
-                category: Estimate(value, max(0.0, value - spread), value + spread) for category, value in ordered
-            }
-        }
+        counts = {each: Estimate(value, max(0.0, value - spread), value + spread) for each, value in ordered}
+        described[name] = {"categories": counts}
     return described

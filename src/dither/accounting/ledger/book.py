@@ -41,7 +41,8 @@ class _Together(NamedTuple):
 
 class Account:
     """One client's history on one data set. Participations are numbers of the book; a segment is an unbroken
-    stretch of rounds of one run, inside which shuffled epochs continue."""
+    stretch of rounds of one run, inside which shuffled epochs continue. Where data sets were joined, a run on two
+    of them is two runs (`run_key`): each reveals all that it registered for its own records."""
 
     def __init__(self) -> None:
         self.counts: list[Counts] = []  # of each segment
@@ -156,8 +157,8 @@ class Book:
             accounts = self.accounts.setdefault(dataset, {})
             for client, counts, plan in self._by_client(charged):
                 account = accounts.setdefault(client, Account())
-                _charge(account, row.run, charged, counts, plan)
-            self._began.setdefault(row.run, len(self._began))
+                _charge(account, run_key(row.dataset, row.run), charged, counts, plan)
+            self._began.setdefault(run_key(row.dataset, row.run), len(self._began))
             self.held_out.setdefault(dataset, set()).add(charged.held_out)
             self.rounds.setdefault((row.dataset, row.run), []).append(charged.rounds)
             if charged.plan is not None:
@@ -295,7 +296,7 @@ class Book:
                 )
             before = self.account(dataset, client)
             after = before.copy()
-            _charge(after, run, charged, counts, plan)
+            _charge(after, run_key(dataset, run), charged, counts, plan)
             if not self._affords(dataset, client, after, budget):
                 spent, would_be = self.epsilon(before, budget), self.epsilon(after, budget)
                 raise BudgetExhausted(
@@ -328,7 +329,7 @@ class Book:
             (client, counts, plan)
             for owner, client in self.budgets
             if owner == self.root(dataset) and client is not None and client not in named
-            if run not in (accounts.get(client) or Account()).order
+            if run_key(dataset, run) not in (accounts.get(client) or Account()).order
         ]
 
     def _affords(self, dataset: str, client: str, account: Account, budget: Budget) -> bool:
@@ -350,8 +351,10 @@ class Book:
         return self._filtered(account, self._blocks(account, terms), terms)
 
     def by_run(self, account: Account, terms: Budget) -> dict[str, float]:
-        """Proven ε of each run by itself, in the order in which they began."""
-        segments = {run: [i for i, owner in enumerate(account.owners) if owner == run] for run in account.order}
+        """Proven ε of each run by itself, in the order in which they began; all of a run on joined data sets."""
+        segments: dict[str, list[int]] = {run_name(key): [] for key in account.order}
+        for number, owner in enumerate(account.owners):
+            segments[run_name(owner)].append(number)
         return {
             run: self._row(self._together(account, terms, parts), terms, ideal=False).value
             for run, parts in segments.items()
@@ -526,6 +529,16 @@ class Book:
         noise_std = 0.0 if mu == math.inf else 1.0 / mu
         sampling = Sampling("full", 1.0, terms.adjacency)
         return self._number((Release("uplink", noise_std, 1.0, 1, sampling, "shuffled epochs of one run (D2)"),))
+
+
+def run_key(dataset: str, run: str) -> str:
+    """What an account calls a run on a data set."""
+    return f"{run}\0{dataset}"
+
+
+def run_name(key: str) -> str:
+    """The run of a key."""
+    return key.partition("\0")[0]
 
 
 def composed(runs: Sequence[tuple[Sequence[Charge], Conditions]], terms: Budget) -> tuple[float, float]:

@@ -17,7 +17,7 @@ import platformdirs
 
 from dither.accounting import ZERO_OUT, Conditions, honest_others
 from dither.accounting.ledger import entries, sketch, store
-from dither.accounting.ledger.book import Book
+from dither.accounting.ledger.book import Book, run_name
 from dither.accounting.ledger.entries import About, Budget, Charge, Entry, Row, Spent
 from dither.accounting.ledger.store import Store, read_anchor
 from dither.errors import BudgetExhausted, ConfigError, DataError, LedgerError
@@ -332,13 +332,18 @@ class Ledger:
                         view=terms.view,
                         adjacency=terms.adjacency,
                         participations=account.participations(),
-                        runs=tuple(account.runs),
+                        runs=tuple(dict.fromkeys(map(run_name, account.runs))),
                         budget=budget,
                         not_covered=book.not_covered(dataset, account, terms),
                         numbers=book.numbers(account, terms),
                     )
                 )
             return result
+
+    def total(self, dataset: str, client: str, terms: Budget) -> float:
+        """Proven ε of everything that was charged to a client, at these terms, whatever its budget is for."""
+        with self._reading() as book:
+            return book.epsilon(book.account(dataset, client), terms.check())
 
     def spent_by_run(self, dataset: str, client: str, terms: Budget) -> dict[str, float]:
         """Proven ε of each run of a client by itself, oldest first, at the terms of a budget."""

@@ -65,13 +65,8 @@ def base_spec(
     clients = asked.setdefault("num_clients", values.get("num_clients", base.num_clients))
     if clients < 1:
         raise Infeasible(f"clients={clients} must be at least 1; nearest feasible: clients=1")
-    cohort = values.pop("cohort_size", None)
-    if cohort is not None:
-        if cohort > clients:
-            raise Infeasible(
-                f"cohort_size={cohort} exceeds the {clients} clients; nearest feasible: cohort_size={clients}"
-            )
-        given.setdefault("cohort_size", (cohort,))
+    if "cohort_size" in values:
+        given.setdefault("cohort_size", (values.pop("cohort_size"),))
     asked["cohort_size"] = min(base.cohort_size, clients)
     if asked.get("model.name") in ("logistic", "softmax"):
         asked["model.hidden"] = []
