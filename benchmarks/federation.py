@@ -44,8 +44,8 @@ import masked_exchange
 import numpy as np
 
 from dither.federation import demo, keys
-from dither.federation.flower import APP, SUPERLINK, TlsFiles, fleet
-from dither.federation.flower.superlink import Gate, SuperLink, environment
+from dither.federation.flower import APP, fleet
+from dither.federation.flower.superlink import FlowerServer, environment
 from dither.federation.local import answer_at, free_port, separate_process, stop
 from dither.secagg import session
 from dither.secagg.encoding import FixedPoint
@@ -53,7 +53,7 @@ from dither.secagg.encoding import FixedPoint
 _PARTY_PROCESSES = 2
 
 SERVER_APP = """
-import json, time
+import json, os, time
 from flwr.app import Message
 from flwr.serverapp import ServerApp
 from dither.federation.flower.fleet import content
@@ -67,7 +67,7 @@ server = ServerApp()
 def main(grid, context):
     config = context.run_config
     count, rounds, size = int(config["nodes"]), int(config["rounds"]), int(config["size"])
-    transport = GridTransport(grid)
+    transport = GridTransport(grid, hints=os.environ["DITHER_SUPERLINK"])
     while len(transport.nodes()) < count:
         time.sleep(0.1)
     nodes = sorted(transport.nodes())[:count]
@@ -94,7 +94,6 @@ def measure(how: str, count: int, rounds: int, size: int, folder: Path) -> list[
     """Seconds of each round with that many nodes."""
     federation = keys.create(folder / "keys", [f"node-{number}" for number in range(count)], hosts=["localhost"])
     server = folder / "keys" / "server"
-    tls = TlsFiles.of(server)
     app = folder / "app"
     (app / "dither_app").mkdir(parents=True)
     (app / "pyproject.toml").write_text(
@@ -106,33 +105,29 @@ def measure(how: str, count: int, rounds: int, size: int, folder: Path) -> list[
     port = free_port()
     config = {"nodes": count, "rounds": rounds, "size": size, "how": how, "result": result}
     children, threads = [], []
-    with SuperLink(folder, tls, {}) as link:
+    with FlowerServer(folder, server, ("127.0.0.1", port), {}) as link:
+        link.hear({"upload_bytes": 1 << 28})
         for party in federation.parties:
-            link.register(party.node_key, party.name)
-        nodes = [party.node_key for party in federation.parties]
-        with Gate("127.0.0.1", port, inside=link.inside, nodes=nodes, tls=tls) as gate:
-            gate.most_bytes = 1 << 28
-            for party in federation.parties:
-                own = folder / "keys" / "parties" / party.name
-                if how == "before":
-                    children.append(_supernode(own, link.port))  # which calls more than the gate lets through
-                    work = (answer_at, (own / "node.sock", lambda body: body), {"until": over.is_set})
-                else:
-                    at = fleet.Server(f"127.0.0.1:{port}", own / "ca.pem", own / "node.key", own / "node.number")
-                    work = (fleet.serve, (at, lambda body: body), {"until": over.is_set, "patience": 120.0})
-                threads.append(threading.Thread(target=work[0], args=work[1], kwargs=work[2], daemon=True))
-                threads[-1].start()
-            link.run(app, {name: str(value) for name, value in config.items()})
-            until = time.monotonic() + 600
-            while not result.is_file() or not result.read_text():
-                if time.monotonic() > until:
-                    raise SystemExit(f"no result; see {folder / 'superlink.log'}")
-                time.sleep(0.2)
-            over.set()
-            for child in children:
-                stop(child)
-            for thread in threads:
-                thread.join(5)
+            own = folder / "keys" / "parties" / party.name
+            if how == "before":
+                children.append(_supernode(own, link.port))  # which calls more than the gate lets through
+                work = (answer_at, (own / "node.sock", lambda body: body), {"until": over.is_set})
+            else:
+                at = fleet.Server(f"127.0.0.1:{port}", own / "ca.pem", own / "node.key", own / "node.number")
+                work = (fleet.serve, (at, lambda body: body), {"until": over.is_set, "patience": 120.0})
+            threads.append(threading.Thread(target=work[0], args=work[1], kwargs=work[2], daemon=True))
+            threads[-1].start()
+        link.run(app, {name: str(value) for name, value in config.items()})
+        until = time.monotonic() + 600
+        while not result.is_file() or not result.read_text():
+            if time.monotonic() > until:
+                raise SystemExit(f"no result; see {folder / 'superlink.log'}")
+            time.sleep(0.2)
+        over.set()
+        for child in children:
+            stop(child)
+        for thread in threads:
+            thread.join(5)
     return json.loads(result.read_text())
 
 
@@ -200,31 +195,21 @@ def measure_scale(
 
 @contextmanager
 def _flower_server(folder: Path, port: int, path: dict[str, str]) -> Iterator[Callable[[dict[str, str]], None]]:
-    keyring, tls, app = (
-        keys.Keyring.load(folder / "keys" / "server"),
-        TlsFiles.of(folder / "keys" / "server"),
-        folder / "app",
-    )
+    app = folder / "app"
     (app / "dither_app").mkdir(parents=True)
-    with SuperLink(folder, tls, {**path, SUPERLINK: "1"}) as link:
-        for party in keyring.parties:
-            link.register(party.node_key, party.name)
-        nodes = [party.node_key for party in keyring.parties]
-        with Gate("127.0.0.1", port, inside=link.inside, nodes=nodes, tls=tls) as gate:
-            gate.most_bytes = 1 << 28
+    with FlowerServer(folder, folder / "keys" / "server", ("127.0.0.1", port), path) as link:
+        link.hear({"upload_bytes": 1 << 28})
 
-            def run(config: dict[str, str]) -> None:
-                declared = "".join(f'{name} = ""\n' for name in config)
-                head = (APP / "pyproject.toml").read_text().split("[tool.flwr.app.config]")[0]
-                (app / "pyproject.toml").write_text(f"{head}[tool.flwr.app.config]\n{declared}")
-                source = (APP / "dither_app" / "__init__.py").read_text()
-                source = source.replace("server_app()", "server_app(coordinate)")
-                (app / "dither_app" / "__init__.py").write_text(
-                    f"from masked_exchange import coordinate\n{source}"
-                )
-                link.run(app, config)
+        def run(config: dict[str, str]) -> None:
+            declared = "".join(f'{name} = ""\n' for name in config)
+            head = (APP / "pyproject.toml").read_text().split("[tool.flwr.app.config]")[0]
+            (app / "pyproject.toml").write_text(f"{head}[tool.flwr.app.config]\n{declared}")
+            source = (APP / "dither_app" / "__init__.py").read_text()
+            source = source.replace("server_app()", "server_app(coordinate)")
+            (app / "dither_app" / "__init__.py").write_text(f"from masked_exchange import coordinate\n{source}")
+            link.run(app, config)
 
-            yield run
+        yield run
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from dither.federation import keys, messages
 from dither.federation.local import answer_at
 from dither.federation.messages import Mailbox
 from dither.secagg.client import ClientSession
-from dither.secagg.roster import Rules
+from dither.secagg.graph import Rules
 from dither.secagg.server import ServerSession
 
 SESSION = bytes(32)
@@ -179,7 +179,7 @@ def coordinate(transport: Any, config: Mapping[str, str]) -> None:
     session = ServerSession(federation=SESSION, rules=rules_of(config), signing=signing)
     own = process_tree(os.getpid())
     main, party_processes = int(config["process"]), json.loads((folder / "parties.json").read_text())
-    theirs: set[int] = set()
+    theirs, start = set[int](), time.monotonic()
 
     def ask(kind: str, questions: Mapping[str, Any], take: Any) -> dict[str, float]:
         nonlocal theirs
@@ -193,7 +193,12 @@ def coordinate(transport: Any, config: Mapping[str, str]) -> None:
         row: dict[str, Any] = {"kind": kind, "seconds": time.perf_counter() - began}
         row |= {who: cpu_seconds(processes) - before[who] for who, processes in groups.items()}
         row |= {"server_bytes": resident_bytes(ours), "party_bytes": resident_bytes(theirs)}
+        say(row)
         return row
+
+    def say(what: Any) -> None:
+        with open(folder / "progress.log", "a") as log:
+            log.write(f"{time.monotonic() - start:.1f} {what}\n")
 
     def same(body: bytes) -> dict[str, Any]:
         return {name: ({}, {"secagg": body}) for name in names}
@@ -201,6 +206,7 @@ def coordinate(transport: Any, config: Mapping[str, str]) -> None:
     while len(mailbox.present()) < len(names):
         mailbox.look()
         transport.pause()
+        say(f"{len(mailbox.present())} parties are here")
     ask("enrol", {name: ({}, {}) for name in names}, lambda name, answer: session.hello(answer.bytes("secagg")))
     ask("roster", same(session.make_roster()), lambda name, answer: session.confirm(answer.bytes("secagg")))
     ask("confirmed", same(session.confirmed()), lambda name, answer: None)

@@ -77,8 +77,7 @@ def measure(name: str, runs: int) -> dict[str, float]:
     return {
         "before": before,
         "peak": peak(),
-        "each": batches.run_bytes(experiment, kind),
-        "shared": batches.shared_bytes(experiment, kind),
+        **batches.batch_memory(experiment, kind)._asdict(),
         "params": experiment.num_params,
     }
 

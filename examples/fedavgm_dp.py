@@ -7,6 +7,7 @@ to the suite that all methods pass by tests/methods/test_sixth_method.py.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dither.errors import SpecError
 from dither.methods import local
@@ -30,6 +31,7 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
             hyper={**local.gradient_hyper(plan, std), "momentum": float(plan.options["momentum"])},
             noise_names=("noise_std",),
             own_epochs=True,
+            weights=np.ones(plan.num_clients),  # alike, and only a factor follows the noise
         ),
         build=lambda hyper: with_momentum(averaging(hyper), hyper),
         claim=Claim(float("inf"), "run", plan.delta, "no claim"),

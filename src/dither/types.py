@@ -335,7 +335,7 @@ class PrivacyPlan(NamedTuple):
     # From the method
     hyper: Hyper = MappingProxyType({})  # what the compiled rounds take: noise, rates, clips; float64 on the host
     noise_names: tuple[str, ...] = ()  # entries of `hyper` that scale the noise: what calibration turns
-    weights: np.ndarray | None = None  # how uploads are weighted in the sum, up to a factor; None: alike
+    weights: np.ndarray | None = None  # of uploads in the sum, up to a factor; None: alike, if Dither's method
     design: np.ndarray | None = None  # a fixed participation design [num_rounds, cohort_size]; None: drawn
     client_state: bool = False  # clients keep private state that shapes later uploads (control variates)
     own_epochs: bool = False  # shuffled epochs advance only when the client takes part
@@ -367,6 +367,13 @@ class PrivacyPlan(NamedTuple):
         return self.colluders + self.missing
 
     @property
+    def noise_projected(self) -> bool:
+        """Whether uploads are projected onto a ball after their noise was added, or may be so long that they are
+        clamped (`clipping.REACH`): then it protects the upload that carries it, and no other one in a sum."""
+        longest = max(self.client_lr * self.local_steps * self.clip_norm, self.options.get("param_clip", 0.0))
+        return (self.max_norm > 0 or longest >= 2.0**30) and not self.discrete_noise
+
+    @property
     def lattice(self) -> Lattice | None:
         """The grid of discrete noise in the unit of the releases, at the smallest weight, where it is coarsest."""
         if not self.discrete_noise:
@@ -375,10 +382,13 @@ class PrivacyPlan(NamedTuple):
 
     def conditions(self, unit: str = "run") -> Conditions:
         """The conditions of this plan that recipes use."""
+        # What is projected after its noise is not Gaussian any more: a long update loses the noise along itself.
+        size = min([self.cohort_size, *map(len, self.cohorts)])
+        others = 0 if self.noise_projected else max(size - self.silent - 1, 0)
         return Conditions(
-            cohort_size=self.cohort_size,
-            colluders=min(self.silent, max(self.cohort_size - 1, 0)),
-            others_noise=max(self.cohort_size - self.silent - 1, 0) * self.noise_ratio**2,
+            cohort_size=size,
+            colluders=min(self.silent, max(size - 1, 0)),
+            others_noise=others * self.noise_ratio**2,
             convex=self.convex,
             smoothness=self.smoothness,
             client_state=self.client_state,

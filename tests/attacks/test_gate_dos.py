@@ -9,8 +9,9 @@ import pytest
 pytest.importorskip("flwr", reason="the extra 'deploy' is not installed")
 
 from dither.federation import keys
-from dither.federation.flower import TlsFiles, superlink
-from dither.federation.flower.superlink import Gate
+from dither.federation.flower import TlsFiles
+from dither.federation.flower import gate as gates
+from dither.federation.flower.gate import Gate
 from dither.federation.local import free_port
 
 MEBIBYTE = 1 << 20
@@ -118,12 +119,12 @@ def test_strangers_are_few_and_soon_gone(gate, folder, monkeypatch):
     """Silent connections, with and without TLS: never more than a few, and a node gets in meanwhile."""
     silent = [socket.create_connection(("127.0.0.1", gate.port), timeout=10) for _ in range(100)]
     assert b" 502 " in post(gate, 10, signed(folder))
-    assert len(gate._peers) <= superlink._STRANGERS + 1
+    assert len(gate._peers) <= gates._STRANGERS + 1
     for line in silent[:30]:
         assert ended(line)  # the oldest made room
     for line in silent:
         line.close()
-    monkeypatch.setattr(superlink, "_STRANGER_SECONDS", 0.3)
+    monkeypatch.setattr(gates, "_STRANGER_SECONDS", 0.3)
     plain, slow = socket.create_connection(("127.0.0.1", gate.port), timeout=10), connected(gate)
     slow.sendall(b"POST /v1/fleet/push-messages HTTP/1.1\r\n")  # and never more
     assert ended(plain)

@@ -16,6 +16,7 @@ from dither.accounting.ledger.runs import EVERY_RECORD, Budget, Ledger, data_id
 from dither.errors import BudgetExhausted, ConfigError, DitherError, SpecError
 from dither.experiment.folder import RunFolder
 from dither.experiment.train import resume
+from dither.federation.server import load_evaluation_data
 from dither.spec import Spec
 
 DELTA = 1e-5
@@ -202,11 +203,40 @@ def test_charged_records_are_not_public_in_another_dress(place):
     for values, trained in (
         ({"data.public": True}, path),
         ({"data.test_path": str(path), "data.test_public": True}, place / "new.csv"),
+        ({"data.test_path": str(path), "data.public": True}, place / "new.csv"),
     ):
         with pytest.raises(SpecError, match=r"declared public.*people\.csv.* as private"):
             train(place, trained, values=values)
+    for share in (0.0, 0.5):
+        with pytest.raises(SpecError, match="declared public"):
+            dither.plan(
+                "cpfed",
+                epsilon=1.0,
+                proxy=str(path),
+                public_fraction=share,
+                records=100,
+                values={"data.label": "sick"},
+            )
+    assert charges(place) == 1
+
+
+def test_charged_records_are_not_public_wherever_that_is_said(place):
+    """For statistics that nobody charges, for a schema read from them, for scores of a sweep or a federation."""
+    shuffled_rows(people(), place / "other")
+    people(seed=1).to_csv(place / "new.csv", index=False)
+    path = str(place / "other.csv")
+    for given in (path, pd.read_csv(path)):
+        with pytest.raises(SpecError, match="declared public"):
+            dither.statistics(given, epsilon=50.0, public=True)
+    written = invoke("data", "schema", path, "--label", "sick", "--public", "--out", place / "schema.toml")
+    assert "declared public" in str(written.exception)
+    assert not (place / "schema.toml").exists()
+    scored = spec_of(place / "new.csv", **{"data.public": True, "data.test_path": path})
     with pytest.raises(SpecError, match="declared public"):
-        dither.plan("cpfed", epsilon=1.0, proxy=str(path), records=100, values={"data.label": "sick"})
+        dither.sweep(scored, {"privacy.epsilon": [0.5, 1.0]}, out=place / "sweep")
+    dither.data.draft(place / "new.csv", "sick").schema.save(place / "schema.toml")
+    with pytest.raises(SpecError, match="declared public"):
+        load_evaluation_data(scored.with_values({"data.schema": str(place / "schema.toml"), "data.label": ""}))
     assert charges(place) == 1
 
 
@@ -340,3 +370,38 @@ def test_a_budget_is_not_raised_without_a_second_word(place):
     history = json.loads(CliRunner().invoke(cli.app, ["budget", "history", "--json"]).stdout)
     assert "budget ε=100 (" in history[-1]["what"]
     assert "raised from ε=0.5 (" in history[-1]["what"]
+
+
+# Test records that are chosen after training
+
+
+def test_a_test_split_that_is_drawn_after_training_is_not_public(place):
+    """The first run trained on four fifths. Another seed holds out other rows, and data.test_public would score
+    the model exactly on records that are charged as private; so would the first seed after statistics of all."""
+    public = {"data.test_public": True}
+    for values in ({"seed": 1}, {"data.test_fraction": 0.5}, {"data.split": "rows"}, {"data.split": "per-client"}):
+        with pytest.raises(SpecError, match=r"data\.test_public declares records of .*people\.csv.* public"):
+            train(place, place / "people.csv", values={**public, **values})
+    assert charges(place) == 1
+    report = train(place, place / "people.csv", values={**public, "privacy.epsilon": 0.5})
+    assert report.test_accuracy is not None
+    dither.statistics(str(place / "people.csv"), epsilon=0.1)
+    with pytest.raises(SpecError, match=r"data\.test_public declares"):
+        train(place, place / "people.csv", values={**public, "privacy.epsilon": 0.4})
+
+
+def test_test_records_beside_a_folders_arrays_are_not_charged_ones(place):
+    frame, folder = people(), place / "arrays"
+    folder.mkdir()
+    rng = np.random.default_rng(3)
+    np.save(folder / "x.npy", rng.normal(0, 1, (100, 2)))
+    np.save(folder / "y.npy", rng.integers(0, 2, 100))
+    np.save(folder / "x_test.npy", np.ascontiguousarray(frame[["age", "weight"]].to_numpy(float)))
+    np.save(folder / "y_test.npy", (frame.sick == "yes").to_numpy(np.int64))
+    frame.assign(sick=(frame.sick == "yes").astype(int))[["age", "weight", "sick"]].to_csv(
+        place / "two.csv", index=False
+    )
+    dither.statistics(str(place / "two.csv"), epsilon=0.1)
+    values = {"data.label": "", "data.test_public": True}
+    with pytest.raises(SpecError, match=r"declared public.*two\.csv"):
+        train(place, folder, values=values)

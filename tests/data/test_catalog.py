@@ -133,6 +133,8 @@ def test_both_adult_forms_read_alike(tmp_path: Path) -> None:
     )
     pd.testing.assert_frame_equal(original, csv)
     pd.testing.assert_frame_equal(original, test)
+    for name in ("adult.data", "adult.test", "adult.csv"):
+        assert catalog.adult_labels(tmp_path / name, ("<=50K", ">50K")).tolist() == [0, 1]
     x, y, names = data.packaged_schema("adult").encode(csv)
     assert y is not None
     assert y.tolist() == [0, 1]
@@ -233,6 +235,27 @@ def test_idx_files(tmp_path: Path, name: str) -> None:
     array = np.arange(24).reshape(2, 3, 4)
     write_idx(tmp_path / name, array)
     np.testing.assert_array_equal(arrays.read_idx(tmp_path / name), array)
+    blank = arrays.read_idx(tmp_path / name, blank=True)
+    assert blank.shape == array.shape
+    assert not blank.any()
+
+
+@pytest.mark.parametrize("name", ["adult", "mnist", "emnist-bymerge"])
+def test_blank_sets_have_the_same_labels_and_shapes(name: str) -> None:
+    full, blank = load_or_skip(name), data.load(name, blank=True)
+    assert blank.blank
+    assert not full.blank
+    for key, value in full._asdict().items():
+        if key.startswith("x_"):
+            assert (getattr(blank, key).shape, getattr(blank, key).dtype) == (value.shape, value.dtype)
+        elif key.startswith("y_"):
+            np.testing.assert_array_equal(getattr(blank, key), value)
+            assert getattr(blank, key).dtype == value.dtype
+        else:
+            assert getattr(blank, key) == value
+    pooled = data.pool(blank)
+    assert pooled.blank
+    assert pooled.x_train.shape == (len(full.x_train) + len(full.x_test), full.x_train.shape[1])
 
 
 def test_emnist_is_turned_upright() -> None:

@@ -52,7 +52,7 @@ def test_flwr_run_with_supernodes(tmp_path):
         try:
             for party in keys.Keyring.load(server).parties:
                 own = tmp_path / "keys" / "parties" / party.name
-                link.register(party.node_key, party.name)
+                link.register([party])
                 run.join(party.name, "--behind-supernode")
                 nodes.append(supernode(own, link.inside))
             link.run(APP, {"keys": str(server), "run": str(tmp_path / "run"), "wait": "300"})

@@ -115,7 +115,7 @@ def test_scores_of_several_classes():
             "right": (truth == predicted).astype(int),
         }
     )
-    scores = evaluation._classification(Counting([table], 1.0, 1e-5, seeded(2)), 4, 1.0, 1e-5)
+    scores = evaluation.private_scores(Counting([table], 1.0, 1e-5, seeded(2)), "abcd", None, 1.0, 1e-5)
     assert scores.model["accuracy"].low <= np.mean(truth == predicted) <= scores.model["accuracy"].high
     assert scores.model["f1"].value == pytest.approx(metrics.f1_score(truth, predicted, average="macro"), abs=0.03)
     assert scores.trivial["accuracy"].value == pytest.approx(np.bincount(truth).max() / 9000, abs=0.03)
@@ -133,7 +133,7 @@ def test_scores_of_a_regression():
     }
     inside = []
     for seed in range(60):
-        scores = evaluation._regression(Counting([table], 1.0, 1e-5, seeded(seed)), (10.0, 30.0), 1.0, 1e-5)
+        scores = evaluation.private_scores(Counting([table], 1.0, 1e-5, seeded(seed)), (), (10.0, 30.0), 1.0, 1e-5)
         inside += [scores.model[name].low <= value <= scores.model[name].high for name, value in exact.items()]
     assert np.mean(inside) >= 0.9
     assert scores.trivial["rmse"].value == pytest.approx(20 * truth.std(), rel=0.05)

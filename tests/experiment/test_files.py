@@ -62,7 +62,7 @@ def test_a_file_that_changed_after_it_was_read_is_not_charged(hospitals: Path, *
     experiment = build.build_experiment(dither.Spec.from_any({**SETTINGS, **values}))
     with file.open("a") as table:
         table.write("0.5,yes\n")
-    with pytest.raises(DataError, match=r"north\.csv' changed after it was read; start the run again"):
+    with pytest.raises(DataError, match=r"north\.csv' changed after it was read; start again"):
         train._identified(experiment, Ledger(hospitals.parent / "ledger.json"), new_ledger=True)
 
 

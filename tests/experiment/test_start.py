@@ -61,6 +61,23 @@ def test_classes_that_cannot_be_found_are_asked_for_before_anything_is_spent(fol
 
 
 @pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"batch_size": 5000}, "batch_size=5000 exceeds the 1920 training records"),
+        ({"data.records_per_client": 5000}, "records_per_client=5000"),
+        ({"data.test_fraction": 0.0}, "leaves no record for the evaluation"),
+    ],
+)
+def test_what_needs_only_counts_is_refused_before_anything_is_spent(folder, tmp_path, values, said):
+    """A value that only the training refuses had cost the ε of the schema."""
+    plan = start.plan_project(folder, Wanted("ill", classes=("no", "yes")))
+    ledger = tmp_path / "ledger.sqlite"
+    with pytest.raises((DataError, SpecError), match=said):
+        start.start_project(plan, out=tmp_path / "out", ledger=ledger, values=values)
+    assert Ledger(ledger).history() == []
+
+
+@pytest.mark.parametrize(
     ("auc", "said"),
     [((0.99, 0.97, 1.0), "too good to be true"), ((0.5, 0.0, 1.0), "the noise hides"), ((0.9, 0.85, 0.95), "")],
 )

@@ -9,8 +9,13 @@ import pytest
 from scipy.stats import norm
 
 from dither.accounting.gaussian import gaussian_epsilon
+from dither.accounting.ledger import Budget, Charge, Ledger
+from dither.accounting.ledger.runs import EVERY_RECORD
 from dither.errors import SpecError
+from dither.experiment.account import spent_parts
+from dither.experiment.report import LedgerCharge, epsilon_text
 from dither.experiment.statement import guesses_right, statement, true_positives
+from dither.types import Release, Sampling
 from tests.experiment.test_report import NASTY, everything, report  # noqa: F401
 
 
@@ -42,6 +47,27 @@ def test_the_statement_gives_the_proven_value_of_the_specs_adversary(report):  #
     assert "was not charged to a ledger" in text
     assert "condition fails: every client takes part" in text
     assert "noise comes from a seed" not in statement(replace(report, randomness="os")).to_markdown()
+
+
+def test_what_was_spent_in_all_is_at_the_terms_of_the_run(report, tmp_path):  # noqa: F811
+    """The budget is for blanked records and the run's ε for replaced ones: 2.7 was spent in all, and the statement
+    of a run of 1.8 gave 1.6, without a word on what it was for, nor on what the filter over runs leaves open."""
+    ledger, sampling = Ledger(tmp_path / "ledger.sqlite"), Sampling("poisson", 0.1, "zero-out")
+    noisy = (Release("uplink", 2.0, 1.0, 20, sampling, "test"),)
+    for run in ("first", "second"):  # neither registers
+        ledger.charge(run, "table", [Charge(EVERY_RECORD, [(noisy, 1)])], rounds=(0, 1))
+    ledger.set_budget("table", Budget(9.0, 1e-5))
+    row = replace(report.epsilon.main[0], adjacency="replace-one", value=1.8)
+    epsilon = replace(report.epsilon, adjacency="replace-one", table=(row,))
+    charged = replace(report, epsilon=epsilon, ledger=LedgerCharge(str(ledger.path), "table"))
+    text = statement(charged).to_markdown()
+    total = ledger.total("table", EVERY_RECORD, Budget(0.0, 1e-5, row.view, "replace-one"))
+    assert total > 2.6 > 1.7 > ledger.spent("table")[0].epsilon
+    assert f"comes to ε = {epsilon_text(total)} for the same guess" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("| table")]
+    assert line.endswith("| server sees uploads | zero-out |")
+    assert "Not covered by the spent ε: a budget that was set or raised" in text
+    assert "a budget that was set or raised" in spent_parts(charged)[-1].not_covered[-1]
 
 
 @pytest.mark.parametrize("proved", [True, False])

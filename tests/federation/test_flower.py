@@ -1,9 +1,11 @@
 """Flower as transport, without a run: who is let in, who is not, and what can be reached from outside."""
 
+import re
 import socket
 import ssl
 import threading
 import time
+from array import array
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,12 @@ pytest.importorskip("flwr", reason="the extra 'deploy' is not installed")
 
 import httpx
 
-from dither.errors import FederationError
-from dither.federation import keys
+from dither.errors import ConfigError, FederationError
+from dither.federation import flower, keys
 from dither.federation.flower import TlsFiles, fleet
-from dither.federation.flower.superlink import Gate, SuperLink
+from dither.federation.flower import gate as gates
+from dither.federation.flower.gate import Gate
+from dither.federation.flower.superlink import SuperLink
 from dither.federation.local import free_port
 from tests.federation.parties import days_ago
 
@@ -27,8 +31,7 @@ def link(tmp_path_factory):
     federation = keys.create(folder / "keys", ["ann", "bob", "eve"], hosts=["localhost"])
     server, port = folder / "keys" / "server", free_port()
     with SuperLink(folder, TlsFiles.of(server), {}) as found:
-        for name in ("ann", "bob"):
-            found.register(federation.party(name).node_key, name)
+        found.register([federation.party(name) for name in ("ann", "bob")])
         nodes = [federation.party(name).node_key for name in ("ann", "bob")]
         with Gate("127.0.0.1", port, inside=found.inside, nodes=nodes, tls=TlsFiles.of(server)):
             yield folder / "keys", port, found
@@ -142,6 +145,47 @@ def test_nothing_but_the_calls_of_nodes_passes_the_gate(link):
         assert status("POST", "/v1/runtime/acquire-task", found.port) != 404
 
 
+def test_a_call_for_a_question_waits_at_the_gate(link, monkeypatch):
+    """Once the SuperLink has said that there is none, it is asked again when the coordinator hints at one, or when
+    that was long ago."""
+    folder, _, found = link
+    hints, port, passed, line = gates.Hints(), free_port(), [], gates._Line.ask
+    party = keys.Keyring.load(folder / "server").party("ann")
+
+    def ask(self, request, body):
+        passed.append(request.target)
+        return line(self, request, body)
+
+    monkeypatch.setattr(gates._Line, "ask", ask)
+    monkeypatch.setattr(gates, "_HOLD_SECONDS", (0.3, 0.0))
+    tls = TlsFiles.of(folder / "server")
+    with (
+        Gate("127.0.0.1", port, inside=found.inside, nodes=[party.node_key], tls=tls, hints=hints),
+        fleet._Connection(where(folder, port, "ann")) as node,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as coordinator,
+    ):
+        coordinator.connect(("127.0.0.1", int(hints.address.split(":")[1])))
+
+        def pulls(calls=1):
+            before = passed.count(b"/v1/fleet/pull-messages")
+            assert [node.next() for _ in range(calls)] == [None] * calls
+            return passed.count(b"/v1/fleet/pull-messages") - before
+
+        assert pulls() == 1
+        assert pulls(3) == 0
+        coordinator.send(b"odd")
+        coordinator.send(array("Q", [node._node.node_id + 1]))  # nobody here
+        assert pulls() == 0
+        monkeypatch.setattr(gates, "_HOLD_SECONDS", (60.0, 0.0))
+        threading.Timer(0.3, coordinator.send, [array("Q", [5, node._node.node_id])]).start()
+        assert pulls() == 1  # it waited for this
+        monkeypatch.setattr(gates, "_HOLD_SECONDS", (0.3, 0.0))
+        assert pulls() == 0
+        monkeypatch.setattr(gates, "_SURE_SECONDS", 0.0)
+        monkeypatch.setattr(gates, "_SURE_PULLS", 1e9)
+        assert pulls() == 1
+
+
 def test_an_unreachable_server_is_tried_again_and_then_named(link, monkeypatch):
     folder, _, _ = link
     monkeypatch.setattr(fleet, "_FIRST_PAUSE", 0.05)
@@ -165,6 +209,15 @@ def test_the_address_that_is_taken_is_named(link):
     taken = Gate("127.0.0.1", port, inside=found.inside, nodes=[], tls=TlsFiles.of(folder / "server"))
     with pytest.raises(FederationError, match=f"cannot listen on 127.0.0.1:{port}"):
         taken.__enter__()
+
+
+def test_another_version_of_flower_is_refused(monkeypatch):
+    pinned = re.search(r'"flwr>=([\d.]+),<([\d.]+)"', Path("pyproject.toml").read_text())
+    assert (pinned[1], pinned[2]) == (flower.VERSIONS[0], f"1.{int(flower.VERSIONS[-1][2:]) + 1}")
+    flower.require()
+    monkeypatch.setattr(flower, "version", lambda package: "1.43.1")
+    with pytest.raises(ConfigError, match=r"Flower 1\.43\.1 is installed.*1\.41 and 1\.42.*dither\[deploy\]"):
+        flower.require()
 
 
 def test_an_answer_that_never_becomes_complete_holds_up_nobody(monkeypatch):
@@ -236,6 +289,10 @@ def test_messages_that_carry_their_content_leave_nothing_at_the_superlink(monkey
                 state.preregister_object_tree(tree, session)
             return SimpleNamespace(message_ids=[tree.object_id for tree in request.message_object_trees])
 
+        def PullMessages(self, request):
+            metadata = SimpleNamespace(reply_to_message_id=numbers[0])
+            return SimpleNamespace(messages_list=[SimpleNamespace(metadata=metadata)])
+
         def PullObject(self, request):
             late[0] = 190.0
             assert state.get_object(1, request.object_id) is None
@@ -248,6 +305,14 @@ def test_messages_that_carry_their_content_leave_nothing_at_the_superlink(monkey
     assert asked.wait(10)
     assert dropped == set(numbers)
     assert len(numbers) == 2
+    asked.clear()
+    late[0] = 0.0
+    for question in questions:  # answers come one by one; one call is for all of them
+        _, trees = fleet._with_content([Message(fleet.content(b"c"), reply_to=question)], fleet._IN_EVERY_ANSWER)
+        state.preregister_object_tree(trees[0], state.start_session(1))
+    assert len(state.object_store) == 3
+    assert messages.pull(numbers) == [(numbers[0], b"")]
+    assert asked.wait(10)
     assert not state._object_push_sessions
     assert not state._object_push_session_by_root
     assert len(state.object_store) == 0

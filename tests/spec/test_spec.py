@@ -123,3 +123,12 @@ def test_kept_results_keep_their_names_whether_neighbours_are_named_or_not():
     assert named.digest() != Spec().digest()
     blanked = Spec().with_values({"privacy.adjacency": "zero-out"})
     assert blanked.fingerprint() != Spec().fingerprint()
+
+
+def test_the_declared_keys_are_the_fields_and_their_defaults_have_their_types():
+    fields = {key: value for key, value in Spec().flat().items() if not key.startswith("method_options.")}
+    declared = {key: default for key, default, _ in describe_keys()}
+    assert set(declared) == set(fields)
+    for key, default in declared.items():
+        given = Spec().with_values({key: default}).flat()[key]  # converted to the field's type
+        assert (type(given), given) == (type(fields[key]), fields[key]), key

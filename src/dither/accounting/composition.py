@@ -27,6 +27,7 @@ ZERO_OUT = "zero-out"  # one record's contribution counts as zero; its place, an
 REPLACE_ONE = "replace-one"
 ADD_REMOVE = "add/remove"
 ADJACENCIES = (ZERO_OUT, REPLACE_ONE, ADD_REMOVE)
+_LEAST_NOISE = 2.0**-100  # float32 ends at 2^-126; what is drawn and its weight need some room
 
 
 class Item(NamedTuple):
@@ -56,6 +57,8 @@ def noise_multiplier(release: Release, factor: float = 1.0) -> float:
         raise NoProof(f"noise_std={noise_std} and sensitivity={sensitivity} ({release.source}) give no bound")
     if sensitivity == math.inf:
         raise NoProof(f"the sensitivity is unbounded ({release.source})")
+    if 0 < noise_std < _LEAST_NOISE:
+        raise NoProof(f"noise_std={noise_std:g} is below 2^-100: float32 rounds such noise to 0")
     if sensitivity == 0:
         return math.inf
     rounding = release.exact.rounding * noise_std if release.exact else 0.0

@@ -92,10 +92,13 @@ def removal(rate: float, mu: float) -> Curve:
     log_absent = math.log1p(-rate) if rate < 1 else -math.inf
 
     def point(epsilon: np.ndarray) -> np.ndarray:
+        if rate == 1:
+            return epsilon / mu
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            small = np.log1p(np.maximum(np.expm1(np.minimum(epsilon, 30.0)) / rate, -1.0))
-            large = epsilon - math.log(rate) + np.log1p(-(1.0 - rate) * np.exp(-np.maximum(epsilon, 30.0)))
-            inner = np.where(epsilon < 30.0, small, large) if rate < 1 else epsilon
+            inner = np.log1p(np.maximum(np.expm1(np.minimum(epsilon, 30.0)) / rate, -1.0))
+            if epsilon.max() >= 30.0:
+                large = epsilon - math.log(rate) + np.log1p(-(1.0 - rate) * np.exp(-np.maximum(epsilon, 30.0)))
+                inner = np.where(epsilon < 30.0, inner, large)
             return np.where(epsilon <= log_absent, -np.inf, inner) / mu
 
     def upper(epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -27,6 +27,7 @@ from dither.auditing.trials import (
     PairedTrials,
     TargetSchedule,
     batch_width,
+    most_exposed,
     run_canaries,
     target_schedule,
 )
@@ -105,8 +106,7 @@ def audit(
     accountant, claim = experiment.accountant(), experiment.prepared.claim.to_json()
     if experiment.plan.epsilons:  # the proof on trial is that of the client that is attacked
         sizes = np.asarray(experiment.partition.size)
-        attacked = target_schedule(experiment.cohorts, sizes, view="upload", rounds=None).target
-        accountant = accountant.of([attacked])
+        accountant = accountant.of([most_exposed(experiment.cohorts, sizes)])
     proofs = accountant.table()
     auditor = _Auditor(experiment, code, proofs, options)
     attacks = _attacks(views, options, experiment, claim)

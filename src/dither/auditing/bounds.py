@@ -156,10 +156,8 @@ def mu_bound(scores: Scores, thresholds: Sequence[Threshold], *, delta: float, c
     error = (1.0 - confidence) / len(thresholds)
     mu = 0.0
     for threshold in thresholds:
-        false_in, false_out = (
-            float(np.sum(scores_out >= threshold.value)),
-            float(np.sum(scores_in < threshold.value)),
-        )
+        false_in = float(np.sum(scores_out >= threshold.value))
+        false_out = float(np.sum(scores_in < threshold.value))
         mu = max(mu, mu_lower(false_in, len(scores_out), false_out, len(scores_in), error))
     value = accounting.gaussian_epsilon(mu, delta)
     return LowerBound(value, MU_FORM, confidence, delta, len(scores_in), f"μ >= {mu:.4g}")

@@ -30,7 +30,7 @@ from dither import accounting
 from dither.auditing import bounds
 from dither.auditing.counts import check_counts
 from dither.auditing.neighbours import CANARY_NORM, certain_start
-from dither.auditing.trials import CodeUnderAudit, float32
+from dither.auditing.trials import CodeUnderAudit, float32, most_exposed
 from dither.data import ClientPartition, Dataset
 from dither.data import transform as transformed
 from dither.errors import NoProof, SpecError
@@ -38,7 +38,7 @@ from dither.experiment.build import Experiment, assemble
 from dither.methods import local
 from dither.simulation import devices, engine
 from dither.spec import Spec
-from dither.types import PrivacyPlan, Records, Round
+from dither.types import Records, Round
 
 FEATURES = 8
 _ERROR = 1e-7  # probability that one spec is reported wrongly
@@ -257,7 +257,7 @@ def _proven(experiment: Experiment, drawn: Drawn) -> tuple[str, float]:
     """Recipe and value of the bound under test; if clients have their own targets, for the target's."""
     accountant = experiment.accountant(drawn.missing)
     if experiment.plan.epsilons and not drawn.ex_ante:
-        accountant = accountant.of([_attacked_client(experiment.plan)])
+        accountant = accountant.of([most_exposed(experiment.plan.cohorts, experiment.plan.client_sizes)])
     adjacency = experiment.plan.adjacency
     if drawn.ex_ante:
         rows = accountant.before_the_draw(experiment.prepared.cohort_size_at)
@@ -265,13 +265,6 @@ def _proven(experiment: Experiment, drawn: Drawn) -> tuple[str, float]:
     else:
         row = accountant.proven(drawn.view, adjacency)
     return row.recipe, row.value
-
-
-def _attacked_client(plan: PrivacyPlan) -> int:
-    """The client that takes part most often; of several, the one with the fewest records."""
-    counts = np.bincount(np.concatenate(plan.cohorts), minlength=plan.num_clients)
-    most = np.flatnonzero(counts == counts.max())
-    return int(most[np.argmin(np.asarray(plan.client_sizes)[most])])
 
 
 # Records
@@ -324,7 +317,7 @@ class _Attack:
         self.records = _target_records(CANARY_NORM * heavier, experiment.spec.data.transform)
         self.names = list(self.records)
         self.numbers = plan.round_numbers or tuple(range(len(plan.cohorts)))
-        self.target = _attacked_client(plan)
+        self.target = most_exposed(plan.cohorts, plan.client_sizes)
         first = model.init(jax.random.key(0))
         starts = [jax.tree.map(jnp.zeros_like, first) if self.linear else first]
         if self.linear:

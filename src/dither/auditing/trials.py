@@ -81,14 +81,12 @@ def target_schedule(
     colluders: int = 0,
     target: int | None = None,
 ) -> TargetSchedule:
-    """The rounds an audit looks at: those of the client that takes part most (for ties, of the smallest).
+    """The rounds an audit looks at: those of the target, by default the most exposed client.
 
     For uploads and sums only the target's own rounds matter; broadcasts and the final model depend on all.
     Colluders are left out of the sum: they know their own part and subtract it. `rounds` cuts the schedule.
     """
-    counts = np.bincount(np.concatenate(cohorts), minlength=len(sizes)) if len(cohorts) else np.zeros(len(sizes))
-    if target is None:
-        target = int(min(np.flatnonzero(counts == counts.max()), key=lambda c: (sizes[c], c)))
+    target = most_exposed(cohorts, sizes) if target is None else target
     chosen = [t for t, members in enumerate(cohorts) if target in members or view in ("broadcast", "final")]
     chosen = chosen[: rounds if rounds else len(chosen)]
     rows = []
@@ -101,6 +99,13 @@ def target_schedule(
     for i, row in enumerate(rows):
         table[i, : len(row)] = row
     return TargetSchedule(target, np.array(chosen), table, np.array([len(cohorts[t]) for t in chosen]))
+
+
+def most_exposed(cohorts: Sequence[np.ndarray], sizes: np.ndarray) -> int:
+    """The client that takes part most often; of several, the one with the fewest records."""
+    counts = np.bincount(np.concatenate(cohorts), minlength=len(sizes)) if len(cohorts) else np.zeros(len(sizes))
+    most = np.flatnonzero(counts == counts.max())
+    return int(most[np.argmin(np.asarray(sizes)[most])])
 
 
 def batch_width(experiment: Experiment) -> int:

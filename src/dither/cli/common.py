@@ -83,6 +83,11 @@ def output() -> Output:
     return _OUTPUT.get(Output())
 
 
+def asks(yes: bool) -> bool:
+    """Whether somebody is there to confirm what --yes has not confirmed."""
+    return not yes and not output().json and sys.stdin.isatty()
+
+
 QUIET = "Print errors only; the exit code tells the outcome."
 
 

@@ -167,6 +167,11 @@ def data_schema(
         files = data.table_files(path) or [Path(tables[0])]
         drafted = private_schema(files, wanted, epsilon=epsilon, delta=delta, ledger=ledger, new_ledger=new_ledger)
     else:
+        if public:
+            from dither.experiment.build import refuse_charged
+
+            for file in data.table_files(path) or tables:
+                refuse_charged(str(file))
         drafted = data.draft(path, label, drop=drop or (), keep=keep or (), task=task)
     schema = drafted.schema.as_public() if public else drafted.schema
     schema.save(out, comments=drafted.lines(counts=False))

@@ -133,7 +133,9 @@ def print_split(split: Sequence[SpentPart]) -> None:
             {"": part.what, "proven ε": common.epsilon_text(part.epsilon), "δ": f"{part.delta:.5g}"}
             for part in split
         ]
-        common.print_table(rows, title="Spent on these records (with several files: on the one that spent most)")
+        title, last = "Spent on these records (with several files: on the one that spent most)", split[-1]
+        footer = [last.terms, *(f"not covered: {gap}" for gap in last.not_covered)]
+        common.print_table(rows, title=title, footer="\n".join(filter(None, footer)))
 
 
 def _seen(row: ProvenRow | AttackedRow) -> dict[str, str]:
@@ -194,28 +196,26 @@ def audit(
     from dither import auditing
     from dither.auditing import report as pictures
     from dither.experiment.folder import cache_folder
-    from dither.experiment.report import SHORT_VIEWS, Report
+    from dither.experiment.report import SHORT_VIEWS
 
     common.check_folder(out or Path())
     folder = Path(what)
     is_run = (folder / "spec.toml").is_file()
-    spec = common.spec_from(str(folder / "spec.toml") if is_run else what, settings)
 
     def say(row: AuditRow) -> None:
         attacked = common.epsilon_text(row.attacked.value)
         common.say(f"{SHORT_VIEWS[row.view]}, {row.unit}: attacked ε {attacked}")
 
-    finished = Report.read(folder) if is_run else None
     with common.on_interrupt("finished rows are kept; run the same command to continue"):
         outcome = auditing.audit(
-            spec, completed_rounds=finished.rounds if finished is not None and not settings else None,
+            folder if is_run else common.spec_from(what, settings), values=common.values_of(settings),
             views=tuple(view) if view else auditing.VIEWS, trials=trials, confidence=confidence,
             canaries=canaries, rounds=rounds, seed=seed, data_dir=data_dir,
             on_row=None if not common.output().text else say, keep=cache_folder("unfinished"),
         )  # fmt: skip
     # With other settings it is another run that was audited.
     target = out or (folder if is_run and not settings else None)
-    if target is not None and out is None and spec.data.path:
+    if target is not None and out is None and outcome.spec.data.path:
         target = target / "local"  # what an attack finds with the records at hand, no ε covers
     written = pictures.save(outcome, target) if target is not None else []
     if common.emit(outcome):
@@ -355,12 +355,15 @@ def budget_show(
                     **({"not covered": "; ".join(not_covered)} if common.output().json else {}),
                 }
             )
-    if not rows and common.output().text:
+    footer = "\n".join(f"not covered: {gap}" for gap in gaps)
+    _print_charges(ledger, rows, f"Proven ε spent, by {ledger.path}", footer)
+
+
+def _print_charges(ledger: Any, rows: list[dict[str, Any]], title: str, footer: str = "") -> None:
+    if rows or not common.output().text:
+        common.print_table(rows, title=title, footer=footer)
+    else:
         typer.echo(f"nothing has been charged to {ledger.path}")
-        return
-    common.print_table(
-        rows, title=f"Proven ε spent, by {ledger.path}", footer="\n".join(f"not covered: {gap}" for gap in gaps)
-    )
 
 
 # reason: one parameter an option, as Typer has it
@@ -385,17 +388,10 @@ def budget_set(
     for file in files:
         dataset = _data_id(ledger, file)
         if id:
-            ledger.identify(
-                dataset, file=Path(file).name, name=f"{id}/{Path(file).stem}" if len(files) > 1 else id
-            )
+            name = f"{id}/{Path(file).stem}" if len(files) > 1 else id
+            ledger.identify(dataset, file=Path(file).name, name=name)
         was, raising = ledger.budget(dataset, client), yes
-        if (
-            was is not None
-            and not limit.within(was)
-            and not yes
-            and not common.output().json
-            and sys.stdin.isatty()
-        ):
+        if was is not None and not limit.within(was) and common.asks(yes):
             raising = typer.confirm(f"Raise the budget of {file} from {was} to {limit}?", err=True)
         ledger.set_budget(dataset, limit, client, raising=raising)
     if common.emit([{"data": file, "client": client, **limit._asdict()} for file in files]):
@@ -408,9 +404,7 @@ def budget_same(data: Data, known: Known, ledger_file: common.LedgerFile = None)
     """Declare that a file holds records of a known data set: the two are charged together from now on."""
     ledger = _ledger(ledger_file)
     ledger.identify(_data_id(ledger, data), file=Path(data).name, name=_known(ledger, known))
-    recorded = f"{data} is charged together with {ledger.called(_known(ledger, known))}"
-    if common.emit({"recorded": recorded}):
-        typer.echo(recorded)
+    _recorded(f"{data} is charged together with {ledger.called(_known(ledger, known))}")
 
 
 @budget.command("other")
@@ -423,7 +417,7 @@ def budget_other(
     """Declare that a file holds different people's records than a data set with which it shares rows."""
     ledger = _ledger(ledger_file)
     dataset, than = _data_id(ledger, data), _known(ledger, known)
-    if not yes and not common.output().json and sys.stdin.isatty():
+    if common.asks(yes):
         yes = typer.confirm(
             f"Does {data} contain no person from {ledger.called(than)}? Records in both will be charged twice.",
             err=True,
@@ -433,9 +427,12 @@ def budget_other(
             f"{data!r} shares rows with a known data set; confirm with --yes that it holds other people's records"
         )
     ledger.declare_other(dataset, than)
-    recorded = f"{data} holds other records than {ledger.called(than)}"
-    if common.emit({"recorded": recorded}):
-        typer.echo(recorded)
+    _recorded(f"{data} holds other records than {ledger.called(than)}")
+
+
+def _recorded(what: str) -> None:
+    if common.emit({"recorded": what}):
+        typer.echo(what)
 
 
 @budget.command("history")
@@ -446,10 +443,7 @@ def budget_history(
     """List every charge and every change of a budget, oldest first, and check that nothing was edited."""
     ledger = _ledger(ledger_file)
     rows = [_history_row(entry) for entry in ledger.history(_data_id(ledger, data) if data else None)]
-    if not rows and common.output().text:
-        typer.echo(f"nothing has been charged to {ledger.path}")
-        return
-    common.print_table(rows, title=f"History of {ledger.path}")
+    _print_charges(ledger, rows, f"History of {ledger.path}")
 
 
 def _history_row(entry: Any) -> dict[str, Any]:
@@ -551,8 +545,8 @@ def check(
 
     result = checked(file, common.values_of(settings))
     if common.emit(result):
-        typer.echo(result.training.title)
-        for what, value in result.lines():
+        typer.echo(result.title())
+        for what, value in result.overview():
             typer.echo(f"  {what:<12} {value}")
     if result.training.claimed_epsilon is not None and not result.supported:
         sys.exit(1)

@@ -272,7 +272,7 @@ def start(
     from dither.experiment import start as project
     from dither.experiment.private_schema import Wanted
 
-    asks = not yes and not common.output().json and sys.stdin.isatty()
+    asks = common.asks(yes)
     path = tables if len(tables) > 1 else tables[0]
     if not label:
         proposed, header = project.propose_label(path)
@@ -362,12 +362,13 @@ def sweep(
 
         with common.several(processes, process, coordinator):
             run_sweep(what, data_dir=data_dir)  # the specs of process 0 count; exits after the batches
-    from dither.experiment.sweep.run import default_folder, parse_vary, product
+    from dither.experiment.sweep import sweep as run_sweep
+    from dither.experiment.sweep.run import parse_vary, product
+    from dither.experiment.train import free_path
 
     spec, values, grid = common.spec_from(what, settings), common.values_of(settings), parse_vary(vary or [])
     product(spec, grid, values)  # refuses mistakes before other processes start
-    folder = out or default_folder(spec.with_values(values))
-    from dither.experiment.sweep import sweep as run_sweep
+    folder = out or free_path("sweeps", spec.with_values(values))
 
     def how_to_continue() -> str:
         arguments = sys.argv[1:] if out is not None else [*sys.argv[1:], "--out", str(folder)]
@@ -431,7 +432,7 @@ def _guarantee(result: Sweep) -> str:
 
     if {"privacy.adjacency", "privacy.view", "privacy.delta"} & set(result.keys):
         return "for each setting's view, neighbours and δ"
-    spec = result.specs[0]
+    spec = result[0].spec
     adversary = ADVERSARIES[spec.privacy.view]
     return f"for {spec.adjacency} neighbours, against {adversary}, δ = {spec.privacy.delta:g}"
 

@@ -23,6 +23,7 @@ import json
 import math
 import os
 import struct
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -39,6 +40,7 @@ from dither.errors import DataError, did_you_mean
 FOLDER_FILES = ("x.npy", "y.npy", "x_test.npy", "y_test.npy", "groups.npy", "groups_test.npy", "classes.json")
 _BLOCK_BYTES = 8 << 20  # read at a time
 _MAX_CLASSES = 1 << 16
+_LONGEST_HEADER = 4 + 4 * 255  # of an idx file
 _MAX_RECORDS = 2**31 - 1  # row numbers are int32
 
 
@@ -168,9 +170,9 @@ def load_folder(path: StrPath, options: LoadOptions = LoadOptions(), *, stream: 
         raise DataError(
             f"test_path={str(test_path)!r} is not a folder, but data.path is; give a folder of test records"
         )
-    test, test_digest = None, ""
+    test, test_digest, test_hashes = None, "", None
     if test_path or _exists(folder, "x_test.npy") or _exists(folder, "y_test.npy"):
-        test, test_digest, _ = _read_part(test_folder, "" if test_path else "_test")
+        test, test_digest, test_hashes = _read_part(test_folder, "" if test_path else "_test")
         _check_test_folder(train, test)
     classes = _declared_classes(folder)
     declared = None if classes is None else np.array(classes)
@@ -183,7 +185,8 @@ def load_folder(path: StrPath, options: LoadOptions = LoadOptions(), *, stream: 
     if test is not None:
         digests.append(_digest(test.groups))
     digest = hashlib.sha256("\n".join(digests).encode()).hexdigest()
-    return dataset._replace(digest=digest, ledger_digest=train_digest, record_hashes=record_hashes)
+    dataset = dataset._replace(record_hashes=record_hashes, test_hashes=test_hashes)
+    return dataset._replace(digest=digest, ledger_digest=train_digest)
 
 
 def open_folder(path: StrPath, *, label: Label, labels: str) -> tuple[MappedArray, np.ndarray | None]:
@@ -353,12 +356,17 @@ def _examine(array: np.ndarray, hasher: RecordHasher | None = None) -> tuple[str
 # idx files
 
 
-def read_idx(path: Path) -> np.ndarray:
-    """The uint8 array of a verified idx file (magic number, dimensions, bytes), gzipped or not."""
-    raw = path.read_bytes()
-    content = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+def read_idx(path: Path, *, blank: bool = False) -> np.ndarray:
+    """The uint8 array of a verified idx file (magic number, dimensions, bytes), gzipped or not; if `blank`, zeros
+    of its shape that take no memory."""
+    content = path.read_bytes()
+    if content[:2] == b"\x1f\x8b":
+        header = zlib.decompressobj(zlib.MAX_WBITS | 16)
+        content = header.decompress(content, _LONGEST_HEADER) if blank else gzip.decompress(content)
     dimensions = content[3]
     shape = struct.unpack_from(f">{dimensions}I", content, 4)
+    if blank:
+        return np.broadcast_to(np.uint8(0), shape)
     return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * dimensions).reshape(shape)
 
 
@@ -403,9 +411,8 @@ def _array_label(declared: np.ndarray | None, train: _Part, options: LoadOptions
     """Classes or bounds of the labels, and whether they had to be read from the labels."""
     task = "regression" if options.label_bounds else options.task
     if task == "auto" and declared is None and train.y.dtype.kind in "fiu":
-        whole = (
-            train.y.dtype.kind != "f" and len(np.unique(train.y)) == train.y.max() + 1
-        )  # 0, 1, ..., all of them
+        # Classes, if they are 0, 1, ..., all of them
+        whole = train.y.dtype.kind != "f" and len(np.unique(train.y)) == train.y.max() + 1
         task = "classification" if whole else propose_task(train.y.astype(np.float64))
     if task != "regression":
         classes, read = _class_names(declared, train)

@@ -20,6 +20,7 @@ from dither.data.dataset import (
     Dataset,
     LoadOptions,
     Source,
+    blank_features,
     dataset_from_sources,
     dataset_from_tables,
     stratified_split,
@@ -65,9 +66,7 @@ def entries() -> dict[str, CatalogEntry]:
     """Every data set Dither knows by name."""
     catalog: dict[str, CatalogEntry] = {}
     for name, listed in _read_toml("catalog.toml").items():
-        values: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in listed.items()
-        }
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in listed.items()}
         if "parts" in values:
             origins = tuple(Origin(**{**each, "files": tuple(each["files"])}) for each in values.pop("origins"))
             values["download"] = Download(name, values.pop("folder"), values.pop("parts"), origins)
@@ -116,6 +115,14 @@ def read_adult(path: Path) -> pd.DataFrame:
     return frame
 
 
+def adult_labels(path: Path, classes: Sequence[str]) -> np.ndarray:
+    """The class numbers of Adult's records, read without pandas."""
+    number_of = {name: number for number, name in enumerate(classes)}
+    lines = path.read_text(encoding="utf-8").splitlines()
+    labels = (line.rpartition(",")[2].strip().rstrip(".") for line in lines)
+    return np.array([number_of[label] for label in labels if label in number_of], np.int32)
+
+
 def _read_tables(entry: CatalogEntry, files: Mapping[str, Path]) -> tuple[pd.DataFrame, pd.DataFrame | None]:
     """Training records, and test records if they are published."""
     if files:
@@ -128,9 +135,9 @@ def _read_tables(entry: CatalogEntry, files: Mapping[str, Path]) -> tuple[pd.Dat
     return frame, None
 
 
-def _read_images(entry: CatalogEntry, files: Mapping[str, Path]) -> tuple[Images, Images]:
-    """Training and test images. A split of our own is the same for everyone: results on a named set must be
-    comparable."""
+def _read_images(entry: CatalogEntry, files: Mapping[str, Path], blank: bool) -> tuple[Images, Images]:
+    """Training and test images; of idx files, if `blank`, labels and shapes alone. A split of our own is the
+    same for everyone: results on a named set must be comparable."""
     if entry.scikit_learn:
         bunch = _from_scikit_learn(entry)
         images, labels = bunch.images, bunch.target
@@ -138,25 +145,28 @@ def _read_images(entry: CatalogEntry, files: Mapping[str, Path]) -> tuple[Images
         table = np.loadtxt(files["images"], delimiter=",", dtype=np.uint8)
         images, labels = table[:, :-1].reshape(-1, 28, 28), table[:, -1]
     else:
-        read = {part: read_idx(path) for part, path in files.items()}
+        read = {part: read_idx(path, blank=blank and part.endswith("images")) for part, path in files.items()}
         images, labels = upright(read["test images"], entry), read["test labels"]
         if not entry.test_records:
             return (upright(read["train images"], entry), read["train labels"]), (images, labels)
     train, test = stratified_split(labels, entry.test_records, seed=0)
+    if not any(images.strides):  # blank
+        return (images[: len(train)], labels[train]), (images[: len(test)], labels[test])
     return (images[train], labels[train]), (images[test], labels[test])
 
 
 def upright(images: np.ndarray, entry: CatalogEntry) -> np.ndarray:
     """Images as one sees them: EMNIST is published with rows and columns exchanged (Cohen et al. 2017)."""
-    return np.ascontiguousarray(images.transpose(0, 2, 1)) if entry.transposed else images
+    return images.transpose(0, 2, 1) if entry.transposed else images
 
 
 def _image_dataset(entry: CatalogEntry, train: Images, test: Images) -> Dataset:
     """Images as flat rows in [0, 1], scaled by the largest grey value. Both parts are in one piece of memory, so
     that pooling them needs no copy."""
     (height, width), count = train[0].shape[1:], len(train[0])
-    x = zeros_aligned((count + len(test[0]), height * width), np.dtype(np.float32))
-    for images, rows in ((train[0], x[:count]), (test[0], x[count:])):
+    shape, blank = (count + len(test[0]), height * width), not any(train[0].strides)
+    x = blank_features(*shape) if blank else zeros_aligned(shape, np.dtype(np.float32))
+    for images, rows in () if blank else ((train[0], x[:count]), (test[0], x[count:])):
         np.multiply(images.reshape(rows.shape), np.float32(1.0 / entry.largest), out=rows, dtype=np.float32)
     return Dataset(
         name=entry.name,
@@ -208,6 +218,7 @@ def load(
     label_bounds: Sequence[float] = (),
     records: Any = None,
     split_by_rows: bool = False,
+    blank: bool = False,
 ) -> Dataset:
     """Load a data set by its `name`, or a user's own file by its `path` (.csv, .parquet, .npz, a folder of .npy).
     A folder, a pattern (`data/*.csv`) or a list of tables has one file for each institution.
@@ -227,6 +238,7 @@ def load(
         records: Instead of a path: a DataFrame, a list or mapping of them (one for each institution), or arrays
             (x, y) or (x, y, groups).
         split_by_rows: Hold out rows of your own tables by their number alone, not stratified by class.
+        blank: Labels and shapes are enough: a named set may have `blank_features`.
     """
     if records is None and bool(name) == bool(path):
         given = f"both name={name!r} and path={str(path)!r}" if name else "neither name nor path"
@@ -240,7 +252,7 @@ def load(
     elif name:
         if stream == "yes":
             raise _not_streamable(name)
-        dataset = _load_named(_entry(name), options, data_dir, progress)
+        dataset = _load_named(_entry(name), options, data_dir, progress, blank)
     else:
         dataset = _load_files(path, options, stream)
     actual = "classification" if dataset.label_bounds is None else "regression"
@@ -261,7 +273,7 @@ def hash_records(path: StrPath) -> np.ndarray:
 
 
 def _load_named(
-    entry: CatalogEntry, options: LoadOptions, data_dir: StrPath | None, progress: Progress | None
+    entry: CatalogEntry, options: LoadOptions, data_dir: StrPath | None, progress: Progress | None, blank: bool
 ) -> Dataset:
     for key in ("label", "test_path"):
         if value := getattr(options, key):
@@ -279,10 +291,16 @@ def _load_named(
             f"label_bounds is for regression, but the label of {entry.name!r} has classes; leave it out"
         )
     if entry.kind != "table":
-        return _image_dataset(entry, *_read_images(entry, files))
+        return _image_dataset(entry, *_read_images(entry, files, blank))
     agreed = with_label_bounds(schema, options.label_bounds) if schema else packaged_schema(entry.name)
     # The split of a named set is the same for everyone: results must be comparable.
     options = options._replace(schema="", test_fraction=0.2, seed=0)
+
+    if blank and entry.name == "adult" and not (schema or options.group_column):
+        names, classes = agreed.feature_names(options.features), agreed.label.classes
+        y, y_test = (adult_labels(files[part], classes) for part in ("train", "test"))
+        x, x_test = (blank_features(len(labels), len(names)) for labels in (y, y_test))
+        return Dataset(entry.name, x, y, x_test, y_test, classes, names, schema=agreed, covered=agreed.covered)
 
     def encode() -> Dataset:
         return dataset_from_tables(entry.name, *_read_tables(entry, files), agreed, options)
@@ -366,8 +384,10 @@ def _load_tables(
         dataset = dataset_from_sources(sources, tables, test, schema, options)
     else:
         dataset = dataset_from_tables(name, frame, test, schema, options)
-        _, _, hashes, digest, content = sources[0]
-        dataset = dataset._replace(record_hashes=hashes, ledger_digest=digest, content=content)
+        only = sources[0]
+        dataset = dataset._replace(
+            record_hashes=only.record_hashes, ledger_digest=only.digest, content=only.content
+        )
     return dataset._replace(notes=(*dataset.notes, *notes))
 
 

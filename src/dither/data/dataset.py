@@ -190,13 +190,14 @@ MISSING_GROUP = "(missing)"
 class Source(NamedTuple):
     """One institution's file among several: the client's name, the file, and the hash of each record. Of records
     that were given in Python, `digest` is that of all of them; of a file, `content` is the SHA-256 of its bytes as
-    they were before it was read."""
+    they were before it was read. `test_rows` are the rows that are held out of training."""
 
     name: str
     path: Path
     record_hashes: np.ndarray
     digest: str = ""
     content: str = ""
+    test_rows: np.ndarray | None = None
 
 
 class Dataset(NamedTuple):
@@ -229,11 +230,23 @@ class Dataset(NamedTuple):
     label_bounds: tuple[float, float] | None = None  # of a regression
     sources: tuple[Source, ...] = ()
     content: str = ""  # SHA-256 of the one file's bytes, before it was read
+    test_rows: np.ndarray | None = None  # rows of the one file that are held out of training
+    test_hashes: np.ndarray | None = None  # of test records in a folder, which `record_hashes` do not hold
 
     @property
     def streamed(self) -> bool:
         """Whether the records stay on disk."""
         return isinstance(self.x_train, MappedArray)
+
+    @property
+    def blank(self) -> bool:
+        """Whether the records are left out: `x_*` are then `blank_features`."""
+        return not self.streamed and len(self.y_train) > 1 and self.x_train.strides[0] == 0
+
+
+def blank_features(records: int, features: int) -> np.ndarray:
+    """Zeros that take no memory, for those who need labels and shapes alone, such as the accountant."""
+    return np.broadcast_to(np.float32(0), (records, features))
 
 
 def pool(dataset: Dataset) -> Dataset:
@@ -257,7 +270,9 @@ def pool(dataset: Dataset) -> Dataset:
 
 
 def all_records(dataset: Dataset) -> np.ndarray:
-    """Training records, then test records; still on disk if they are streamed."""
+    """Training records, then test records; still on disk if they are streamed, and blank if they are blank."""
+    if dataset.blank:
+        return blank_features(len(dataset.x_train) + len(dataset.x_test), dataset.x_train.shape[1])
     if isinstance(dataset.x_train, MappedArray) and isinstance(dataset.x_test, MappedArray):
         return MappedArray.concatenate(dataset.x_train, dataset.x_test)
     return np.concatenate([dataset.x_train, dataset.x_test])
@@ -318,11 +333,9 @@ def stratified_split(labels: np.ndarray, test_count: int, seed: int) -> tuple[np
     rng = stream(seed, "test split")
     if labels.dtype.kind == "f":
         labels = np.zeros(len(labels), np.int32)
-    values, class_of = np.unique(labels, return_inverse=True)
+    class_of = np.unique(labels, return_inverse=True)[1]
     test_counts = largest_remainder(np.bincount(class_of), test_count)
-    chosen = [
-        rng.permutation(np.flatnonzero(class_of == index))[: test_counts[index]] for index in range(len(values))
-    ]
+    chosen = [rng.permutation(np.flatnonzero(class_of == at))[:count] for at, count in enumerate(test_counts)]
     is_test = np.zeros(len(labels), dtype=bool)
     is_test[np.concatenate(chosen)] = True
     return np.flatnonzero(~is_test), np.flatnonzero(is_test)
@@ -355,6 +368,7 @@ def hold_out(dataset: Dataset, test_fraction: float, seed: int, *, by_rows: bool
         y_test=y[test],
         groups=None if groups is None else groups[train],
         groups_test=None if groups is None else groups[test],
+        test_rows=test,
     )
 
 
@@ -436,7 +450,9 @@ def dataset_from_sources(
         parts.append(scored._replace(groups=nobody[:0], groups_test=nobody))
     arrays = ("x_train", "y_train", "x_test", "y_test", "groups", "groups_test")
     joined: dict[str, Any] = {key: np.concatenate([getattr(part, key) for part in parts]) for key in arrays}
-    return parts[0]._replace(**joined, sources=tuple(sources))
+    held_out = [part.test_rows for part in parts[: len(sources)]]
+    named = [source._replace(test_rows=rows) for source, rows in zip(sources, held_out, strict=True)]
+    return parts[0]._replace(**joined, sources=tuple(named), test_rows=None)
 
 
 def _encode(frame: pd.DataFrame, schema: Schema, options: LoadOptions) -> Part:

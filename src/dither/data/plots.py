@@ -36,7 +36,8 @@ def describe(dataset: Dataset) -> dict[str, Any]:
     """A summary of a data set, ready for a table or JSON."""
     bounds, dataset = dataset.label_bounds, binned(dataset)
     labels = np.concatenate([dataset.y_train, dataset.y_test])
-    counts = np.bincount(labels[labels >= 0], minlength=len(dataset.classes))  # without blanks
+    counts = np.bincount(labels[labels >= 0], minlength=len(dataset.classes)).tolist()  # without blanks
+    records = dict(zip(dataset.classes, counts, strict=True))
     return {
         "name": dataset.name,
         "train_records": len(dataset.y_train),
@@ -45,10 +46,8 @@ def describe(dataset: Dataset) -> dict[str, Any]:
         "image_shape": list(dataset.image_shape),
         "label_bounds": list(bounds or ()),
         "classes": list(dataset.classes),
-        "class_records": {name: int(count) for name, count in zip(dataset.classes, counts, strict=True)},
-        "class_shares": {
-            name: float(count / len(labels)) for name, count in zip(dataset.classes, counts, strict=True)
-        },
+        "class_records": records,
+        "class_shares": {name: count / len(labels) for name, count in records.items()},
         "groups": 0 if dataset.groups is None else len(np.unique(dataset.groups)),
         "schema_digest": "" if dataset.schema is None else dataset.schema.digest(),
         "covered": dataset.covered,

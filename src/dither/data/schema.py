@@ -426,10 +426,8 @@ def scaled_labels(values: np.ndarray, bounds: tuple[float, float], where: str) -
         if np.isnan(values[bad[0]]):
             raise DataError(_empty(where, bad))
         raise DataError(f"{where} is not finite in row {bad[0] + 1}; remove the row")
-    scaled: np.ndarray = ((np.clip(np.asarray(values, np.float64), low, high) - low) / (high - low)).astype(
-        np.float32
-    )
-    return scaled
+    clamped = np.clip(np.asarray(values, np.float64), low, high)
+    return np.asarray((clamped - low) / (high - low), np.float32)
 
 
 def _empty(where: str, rows: np.ndarray) -> str:
@@ -457,11 +455,8 @@ def propose_task(values: np.ndarray) -> str:
     if np.isnan(distinct).any():
         return "classification"
     whole = np.array_equal(distinct, np.round(distinct))
-    return (
-        "regression"
-        if len(distinct) > (MOST_WHOLE_CLASSES if whole else MOST_FRACTIONAL_CLASSES)
-        else "classification"
-    )
+    most = MOST_WHOLE_CLASSES if whole else MOST_FRACTIONAL_CLASSES
+    return "regression" if len(distinct) > most else "classification"
 
 
 def _toml(content: Mapping[str, Any]) -> str:
@@ -667,43 +662,41 @@ def cast_numbers(series: pd.Series, missing: Collection[str]) -> np.ndarray | No
         return None
 
 
+def _numbers(series: pd.Series) -> tuple[np.ndarray, tuple[int, str] | None]:
+    """A column as float64, NaN where a cell is missing or no number, and the first such row with its text."""
+    values = cast_numbers(series, MISSING_NUMBER)
+    if values is not None:
+        return values, None
+    codes, texts = factorize(series, MISSING_NUMBER)
+    parsed = parse_numbers(texts)
+    wrong = [(int(np.argmax(codes == code)) + 1, texts[code]) for code in np.flatnonzero(np.isnan(parsed))[:1]]
+    return np.append(parsed, np.nan)[codes], wrong[0] if wrong else None
+
+
 def is_number_column(series: pd.Series) -> bool:
     """Whether every cell that is not missing is a number. True/False columns are categories."""
     import pandas as pd
 
-    if pd.api.types.is_bool_dtype(series.dtype):
-        return False
     if pd.api.types.is_numeric_dtype(series.dtype):
-        return True
-    quick = cast_numbers(series, MISSING_NUMBER)
-    if quick is not None:
-        return not bool(np.isnan(quick).all())
-    _, texts = factorize(series, MISSING_NUMBER)
-    return bool(texts) and not bool(np.isnan(parse_numbers(texts)).any())
+        return not pd.api.types.is_bool_dtype(series.dtype)
+    values, wrong = _numbers(series)
+    return wrong is None and not bool(np.isnan(values).all())
 
 
 def number_column(series: pd.Series, column: str, *, strict: bool = True) -> np.ndarray:
     """A column as float64, NaN where missing; text or an infinite value is an error that names its row, or,
     unless `strict`, missing."""
-    values = cast_numbers(series, MISSING_NUMBER)
-    if values is None:
-        codes, texts = factorize(series, MISSING_NUMBER)
-        parsed = parse_numbers(texts)
-        if strict and np.isnan(parsed).any():
-            code = int(np.flatnonzero(np.isnan(parsed))[0])
-            row = int(np.flatnonzero(codes == code)[0]) + 1
-            raise DataError(
-                f"column {column!r} is numeric, but row {row} holds {texts[code]!r}; correct the cell, or "
-                f"declare the column categorical in the schema"
-            )
-        values = np.append(parsed, np.nan)[codes]
+    values, wrong = _numbers(series)
     if not strict:
         return np.where(np.isfinite(values), values, np.nan)
-    infinite = np.flatnonzero(np.isinf(values))
-    if len(infinite):
-        row = int(infinite[0])
+    if wrong is not None:
         raise DataError(
-            f"column {column!r}, row {row + 1}: the value {values[row]} is not finite; correct it or leave "
-            f"the cell empty"
+            f"column {column!r} is numeric, but row {wrong[0]} holds {wrong[1]!r}; correct the cell, or declare "
+            "the column categorical in the schema"
+        )
+    for row in np.flatnonzero(np.isinf(values))[:1]:
+        raise DataError(
+            f"column {column!r}, row {row + 1}: the value {values[row]} is not finite; correct it or leave the "
+            "cell empty"
         )
     return values

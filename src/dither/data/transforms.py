@@ -11,7 +11,6 @@ import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 
@@ -150,14 +149,14 @@ def _scattered(pictures: np.ndarray, angles: int) -> np.ndarray:
     from scipy import fft
 
     padded = np.pad(pictures, ((0, 0), (_EDGE, _EDGE), (_EDGE, _EDGE)), mode="reflect")
-    wavelets = _wavelets(padded.shape[1], padded.shape[2], angles)
+    fine_waves, coarse_waves = _wavelets(padded.shape[1], padded.shape[2], angles)
     spectrum = fft.fft2(padded)[:, None]
-    fine = np.abs(fft.ifft2(spectrum * wavelets.fine))
-    coarse = np.abs(fft.ifft2(_every_second(spectrum * wavelets.coarse)))
+    fine = np.abs(fft.ifft2(spectrum * fine_waves))
+    coarse = np.abs(fft.ifft2(_every_second(spectrum * coarse_waves)))
     half = _EDGE // 2  # places are as far apart as before, in every second pixel
     channels = [_averages(padded[:, None], _EDGE), _averages(fine, _EDGE), _averages(coarse, half)]
     for band in np.moveaxis(fft.fft2(fine), 1, 0):
-        second = fft.ifft2(_every_second(band[:, None] * wavelets.coarse))
+        second = fft.ifft2(_every_second(band[:, None] * coarse_waves))
         channels.append(_averages(np.abs(second), half))
     return np.concatenate(channels, axis=1)
 
@@ -185,16 +184,10 @@ def _window(side: int, step: int) -> np.ndarray:
     return np.asarray(weights / weights.sum(1, keepdims=True), np.float32)
 
 
-class _Wavelets(NamedTuple):
-    """Spectra `[angles, height, width]` of the wavelets of either scale."""
-
-    fine: np.ndarray
-    coarse: np.ndarray
-
-
 @cache
-def _wavelets(height: int, width: int, angles: int) -> _Wavelets:
-    """Morlet wavelets. Each has an ℓ1 norm of 1 in space, so that no feature exceeds the largest pixel."""
+def _wavelets(height: int, width: int, angles: int) -> list[np.ndarray]:
+    """Spectra `[angles, height, width]` of fine and of coarse Morlet wavelets. Each wavelet has an ℓ1 norm of 1 in
+    space, so that no feature exceeds the largest pixel."""
     from scipy import fft
 
     rows = fft.fftfreq(height, 1 / height)[:, None]
@@ -213,4 +206,4 @@ def _wavelets(height: int, width: int, angles: int) -> _Wavelets:
             wavelet = window * (wave - (window * wave).sum() / window.sum())
             spectra.append(fft.fft2(wavelet / np.abs(wavelet).sum()))
         scales.append(np.asarray(spectra, np.complex64))
-    return _Wavelets(*scales)
+    return scales

@@ -16,8 +16,8 @@ from dither.accounting import Conditions, ProvenRow
 from dither.accounting.ledger import Budget, Charge, Ledger, Spent, composed
 from dither.accounting.ledger.runs import EVERY_RECORD
 from dither.errors import DataError
-from dither.experiment.folder import to_json, write_text
-from dither.experiment.report import Epsilon, Overview, Report, run_folder
+from dither.experiment.folder import RunFolder, write_text
+from dither.experiment.report import SHORT_VIEWS, Epsilon, Overview, Report, run_folder
 from dither.spec import MODELS, Spec
 
 if TYPE_CHECKING:
@@ -52,10 +52,6 @@ class PrivacyReport(Overview):
             **({"split": [part._asdict() for part in self.split]} if self.split else {}),
         }
 
-    def to_json(self) -> str:
-        """The same as text; ∞ is the string "inf"."""
-        return to_json(self.to_dict(), indent=2)
-
     def title(self) -> str:
         return f"{self.method}: claimed and proven ε"
 
@@ -71,6 +67,8 @@ class SpentPart(NamedTuple):
     what: str
     epsilon: float
     delta: float
+    terms: str = ""  # for which adversary and neighbours, where a ledger says so
+    not_covered: tuple[str, ...] = ()
 
 
 TOGETHER = "everything together"
@@ -92,7 +90,9 @@ def spent_parts(report: Report, ledger: str | Path | None = None) -> tuple[Spent
         SpentPart(run.partition("-")[0] if run.startswith(_PARTS) else "training", value, terms.delta)
         for run, value in book.spent_by_run(dataset, EVERY_RECORD, terms).items()
     ]
-    return (*parts, SpentPart(TOGETHER, spent.epsilon, spent.delta))
+    gaps = tuple(gap for gap in (*spent.numbers, spent.not_covered) if gap)
+    words = f"{SHORT_VIEWS[spent.view]}, {spent.adjacency}"
+    return (*parts, SpentPart(TOGETHER, spent.epsilon, spent.delta, words, gaps))
 
 
 def charged_accounts(report: Report, book: Ledger) -> list[tuple[str, Spent]]:
@@ -106,16 +106,18 @@ def charged_accounts(report: Report, book: Ledger) -> list[tuple[str, Spent]]:
 
 
 def with_counts(
-    accountant: Accountant, terms: Budget, before: Sequence[Release], after: Sequence[Release] = ()
+    accountant: Accountant,
+    terms: Budget,
+    before: Sequence[Release],
+    after: Sequence[Release] = (),
+    charge: Charge | None = None,
 ) -> tuple[float, float]:
-    """(ε, δ) of a run composed with private counts, for the client that reveals most."""
+    """(ε, δ) of a run composed with private counts, for the client that reveals most, or for a `charge`."""
+    runs = [charge] if charge else [Charge(EVERY_RECORD, group.most) for group in accountant.clients]
     counts = [
         [([Charge(EVERY_RECORD, [((release,), 1)])], Conditions()) for release in part] for part in (before, after)
     ]
-    return max(
-        composed([*counts[0], ([Charge(EVERY_RECORD, group.most)], accountant.conditions), *counts[1]], terms)
-        for group in accountant.clients
-    )
+    return max(composed([*counts[0], ([run], accountant.conditions), *counts[1]], terms) for run in runs)
 
 
 def _with_schema(experiment: Experiment) -> tuple[SpentPart, ...]:
@@ -160,46 +162,34 @@ def account(
     spec = (folder.spec() if folder is not None else Spec.from_any(what)).with_values(values or {})
     if folder is None and not (every_recipe or ex_ante):
         return _remembered(spec, data_dir, lambda: _compute(spec, data_dir))
-    counted = _CountedRounds()
-    if folder is not None and not values:
-        rounds = finished.rounds if finished is not None else None
-        counted = _CountedRounds(rounds, folder.begun() if spec.source_of_randomness == "os" else [])
-        if counted.begun and finished is None:  # what is left would be made from the newest checkpoint on
-            checkpoint = folder.load_checkpoint()
-            counted = counted._replace(left=0 if checkpoint is None else checkpoint.round)
-    report = _compute(spec, data_dir, counted, every_recipe=every_recipe, ex_ante=ex_ante)
-    attacked = finished.epsilon.attacked if finished is not None and not values else ()
+    as_run = None if values else folder
+    report = _compute(spec, data_dir, as_run, finished, every_recipe=every_recipe, ex_ante=ex_ante)
+    attacked = finished.epsilon.attacked if finished is not None and as_run is not None else ()
     return replace(report, epsilon=replace(report.epsilon, attacked=attacked))
-
-
-class _CountedRounds(NamedTuple):
-    """Which rounds of a spec count: the first `rounds`, or the stretches that were `begun` and, if rounds are
-    `left`, those from there on. By default all that are planned."""
-
-    rounds: int | None = None
-    begun: Sequence[tuple[int, int]] = ()
-    left: int | None = None
 
 
 def _compute(
     spec: Spec,
     data_dir: str | Path | None,
-    counted: _CountedRounds = _CountedRounds(),
+    folder: RunFolder | None = None,
+    finished: Report | None = None,
     *,
     every_recipe: bool = False,
     ex_ante: bool = False,
 ) -> PrivacyReport:
-    """The ε of a spec, for the rounds that count."""
+    """The ε of all rounds that a spec plans, or of those of a run's folder: the ones of its report, or what was
+    begun with fresh noise and, where it is not finished, what is left of the plan."""
     from dither.experiment import build
 
-    experiment = build.build_experiment(spec, data_dir=data_dir)
-    claim = experiment.prepared.claim
-    rounds, begun, left = counted
-    if left is not None:  # a method may make fewer rounds than the spec asks for
-        begun = [*begun, (left, build.planned_rounds(experiment))]
-    if rounds is not None and rounds < build.planned_rounds(experiment):
-        claim = build.claim_after(experiment, rounds)
-        experiment = experiment if begun else experiment.first_rounds(rounds)
+    experiment = build.build_experiment(spec, data_dir=data_dir, blank=True)
+    claim, planned = experiment.prepared.claim, build.planned_rounds(experiment)
+    begun = folder.begun() if folder is not None and spec.source_of_randomness == "os" else []
+    if folder is not None and begun and finished is None:  # the rest would be made from the newest checkpoint on
+        checkpoint = folder.load_checkpoint()
+        begun.append((0 if checkpoint is None else checkpoint.round, planned))
+    if folder is not None and finished is not None and finished.rounds < planned:
+        claim = build.claim_after(experiment, finished.rounds)
+        experiment = experiment if begun else experiment.first_rounds(finished.rounds)
     released = experiment.realised(begun) if begun else experiment
     accountant = released.accountant()
     return PrivacyReport(

@@ -3,6 +3,7 @@ the spec asks for it, on as many devices as that is worth, and what its rounds r
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import json
 import math
@@ -24,11 +25,13 @@ from dither.accounting import ADD_REMOVE, REPLACE_ONE, ZERO_OUT, ClientEpsilon, 
 from dither.accounting.accountant import Accountant, alike, noise_ratio
 from dither.accounting.ledger.store import known_records
 from dither.errors import RunExists, SpecError
+from dither.experiment.report import RoundingMargin
 from dither.methods import Method, method, prepare
 from dither.models import Model, count_params, program_digest
 from dither.models import from_spec as model_from_spec
 from dither.privacy import sampling
 from dither.secagg.encoding import FixedPoint
+from dither.secagg.graph import Rules
 from dither.simulation import devices, distributed, engine, streaming
 from dither.simulation.aggregation import Aggregation
 from dither.simulation.arrays import ONE_DEVICE, Shards, aligned
@@ -167,15 +170,17 @@ def build_experiment(
     dataset: data.Dataset | None = None,
     arrays: Arrays | None = None,
     stream: str = "",
+    blank: bool = False,
 ) -> Experiment:
     """Load the data (unless given), deal it out, and make model and method ready.
 
     `arrays` are `pooled(dataset)`, for callers that make many experiments of one data set. `stream` is used
-    instead of data.stream.
+    instead of data.stream. `blank` says that nothing will be trained: features are then left out where possible.
     """
     devices.set_up()
     if dataset is None:
-        dataset = load_data(spec, data_dir=data_dir, stream=stream)
+        blank = blank and not _has_pilot(spec, method(spec.method))
+        dataset = load_data(spec, data_dir=data_dir, stream=stream, blank=blank)
     x, y = arrays = arrays or pooled(dataset)
     count = len(dataset.y_train)
     if spec.batch_size > count:
@@ -226,22 +231,16 @@ def assemble(
         for name, value in plan.hyper.items()
     }
     calibrated = experiment.with_plan(hyper=hyper)
-    if plan.epsilons:
-        calibrated = _weighted(calibrated, 1 / factor)
+    if plan.epsilons:  # the louder a client's noise, the less its upload counts in a sum
+        weights = 1 / factor / np.mean(1 / factor)
+        calibrated = calibrated.with_plan(
+            hyper={**hyper, "client_weight": weights},
+            weights=weights,
+            noise_ratio=noise_ratio(prepared.build(hyper), plan.client_sizes, weights),
+            upload_unit=plan.upload_unit * float(weights.min()),
+        )
     claim = prepared.reclaim(calibrated.plan.hyper) if prepared.reclaim else prepared.claim
     return replace(calibrated, prepared=calibrated.prepared._replace(claim=claim))
-
-
-def _weighted(experiment: Experiment, weights: np.ndarray) -> Experiment:
-    """The experiment with these weights of the clients in a sum, up to a factor."""
-    plan, weights = experiment.plan, weights / np.mean(weights)
-    algorithm = experiment.prepared.build(plan.hyper)
-    return experiment.with_plan(
-        hyper={**plan.hyper, "client_weight": weights},
-        weights=weights,
-        noise_ratio=noise_ratio(algorithm, plan.client_sizes, weights),
-        upload_unit=plan.upload_unit * float(weights.min()),
-    )
 
 
 def _check_supported(prepared: Prepared, method: str) -> None:
@@ -262,8 +261,8 @@ def _check_supported(prepared: Prepared, method: str) -> None:
 
 def large_delta(spec: Spec, records: int, federated: bool) -> list[str]:
     """A warning if δ exceeds one record's share, or 0.01 on public data, where some papers use a larger share."""
-    delta, is_own = spec.privacy.delta, federated or bool(spec.data.path)
-    if delta <= (1 / records if is_own else 0.01):
+    delta = spec.privacy.delta
+    if delta <= (1 / records if federated or spec.data.path else 0.01):
         return []
     enough = 10.0 ** -math.ceil(math.log10(records))
     return [
@@ -303,9 +302,11 @@ def _completion(experiment: Experiment, federated: bool) -> dict[str, Any]:
     convex = model.convex and model.curvature is not None and spec.privacy.clip == "example"
     smoothness = _smoothness(experiment) if convex else None
     weights = np.ones(plan.num_clients) if plan.weights is None else plan.weights
+    # What a method in a file does with its noise is unknown: only if it states weights do others count on it.
+    stated = spec.method in METHODS or plan.weights is not None
     return {
         "cohorts": tuple(taking_part),
-        "noise_ratio": noise_ratio(prepared.build(plan.hyper), plan.client_sizes, weights),
+        "noise_ratio": noise_ratio(prepared.build(plan.hyper), plan.client_sizes, weights) if stated else 0.0,
         "convex": convex,
         "smoothness": smoothness,
         "not_covered": tuple(not_covered),
@@ -316,13 +317,10 @@ def _completion(experiment: Experiment, federated: bool) -> dict[str, Any]:
 def _last_affordable(experiment: Experiment) -> int:
     """The last round whose proven ε, for the spec's view and adjacency, is within privacy.epsilon."""
     budget = experiment.spec.privacy.epsilon
-    low, high = 0, len(experiment.cohorts)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if experiment.proven_epsilon(middle) <= budget else (low, middle - 1)
-    if low == 0:
+    rounds = bisect.bisect_right(range(1, len(experiment.cohorts) + 1), budget, key=experiment.proven_epsilon)
+    if rounds == 0:
         raise SpecError(f"privacy.epsilon={budget:g} is spent in the first round; raise it or noise_std")
-    return low
+    return rounds
 
 
 def aggregation(experiment: Experiment) -> Aggregation | None:
@@ -338,15 +336,9 @@ def aggregation(experiment: Experiment) -> Aggregation | None:
         encoding = FixedPoint(plan.scale_bits, secagg.modulus_bits, secagg.bound, room * largest).check()
     else:
         encoding = FixedPoint.fitting(room * largest, scale_bits=plan.scale_bits, modulus_bits=secagg.modulus_bits)
-    secure_sum = Aggregation(
-        plan.aggregation,
-        encoding,
-        colluders=plan.colluders,
-        min_clients=max(min(spec.federation.min_clients, plan.cohort_size), 2),
-        threshold=secagg.threshold,
-        neighbours=secagg.neighbours,
-        integers=plan.exact_sums,
-    )
+    fewest = max(min(spec.federation.min_clients, plan.cohort_size), plan.colluders + 2)
+    rules = Rules(encoding.modulus_bits, secagg.threshold, plan.colluders, fewest, secagg.neighbours)
+    secure_sum = Aggregation(plan.aggregation, encoding, rules, integers=plan.exact_sums)
     for size in {len(cohort) for cohort in plan.cohorts}:
         secure_sum.check_cohort(size)
     if plan.discrete_noise:
@@ -382,11 +374,16 @@ def tolerated(spec: Spec) -> int:
     """How many clients may be absent from a sum that is still opened; 0 if no client can drop out."""
     if not spec.federation.dropout and spec.federation.refused != "continue":
         return 0
-    least = spec.federation.min_clients
-    if spec.aggregation != "off":
-        how = Aggregation(spec.aggregation, FixedPoint(), spec.colluders, least, spec.secagg.threshold)
-        least = how.least(spec.cohort_size)
-    return max(spec.cohort_size - least, 0)
+    return max(spec.cohort_size - least_clients(spec), 0)
+
+
+def least_clients(spec: Spec) -> int:
+    """Answers without which a round is not used."""
+    least = min(spec.federation.min_clients, spec.cohort_size)
+    if spec.aggregation == "off":
+        return least
+    rules = Rules(threshold=spec.secagg.threshold, colluders=spec.colluders, min_clients=least)
+    return rules.least(spec.cohort_size)
 
 
 def _counts_shown(experiment: Experiment, smoothness: float | None, federated: bool) -> str:
@@ -466,8 +463,7 @@ def _prepared(
     """The spec's method. NbAFL's param_clip = 0 asks for the median parameter norm of a run without clip and
     noise, which is itself a look at private data (errata N7, G9)."""
     shape: dict[str, Any] = {"client_sizes": partition.size, "num_params": num_params, "chosen": chosen}
-    metric = chosen.pilot_metric
-    if not metric or spec.method_options["param_clip"]:
+    if not _has_pilot(spec, chosen):
         return prepare(spec, model, **shape)
     if spec.data.path:
         raise SpecError(
@@ -485,16 +481,26 @@ def _prepared(
         hyper={name: np.asarray(value)[None] for name, value in pilot.hyper.items()},
         eval_every=1,
     ).history
-    norm = float(np.median([entry.metrics[metric][0] for entry in history]))
+    norm = float(np.median([entry.metrics[chosen.pilot_metric][0] for entry in history]))
     prepared = prepare(spec.with_values({"method_options.param_clip": norm}), model, **shape)
     caveat = f"not covered: param_clip = {norm:.4g} is the median norm of a non-private pilot (errata N7)"
     return prepared._replace(caveats=(*prepared.caveats, caveat))
 
 
+def _has_pilot(spec: Spec, chosen: Method) -> bool:
+    return bool(chosen.pilot_metric) and not spec.method_options["param_clip"]
+
+
 def load_data(
-    spec: Spec, *, data_dir: str | Path | None = None, stream: str = "", records: Any = None
+    spec: Spec,
+    *,
+    data_dir: str | Path | None = None,
+    stream: str = "",
+    records: Any = None,
+    blank: bool = False,
 ) -> data.Dataset:
-    """The spec's data set, encoded. `stream` is used instead of data.stream, `records` instead of a file."""
+    """The spec's data set, encoded. `stream` is used instead of data.stream, `records` instead of a file. If
+    `blank`, a named set comes without features where nothing is made of them."""
     d = spec.data
     if d.split == "rows" and not d.path:
         raise SpecError("data.split='rows' is for your own tables (data.path); leave it out")
@@ -517,6 +523,7 @@ def load_data(
         task=spec.task,
         label_bounds=d.label_bounds,
         split_by_rows=d.split == "rows",
+        blank=blank and d.transform == "none" and d.part == "all",
     )
     if d.transform != "none":
         dataset = data.transformed(dataset, d.transform)
@@ -543,10 +550,9 @@ def by_file(spec: Spec, dataset: data.Dataset) -> bool:
 def pooled(dataset: data.Dataset) -> Arrays:
     """All records of a data set, training before test, held once for any number of runs. On a CPU the compiled
     program reads these very arrays (`arrays.aligned`): do not write to them. Streamed records stay on the disk."""
-    return (
-        data.all_records(dataset) if dataset.streamed else aligned([dataset.x_train, dataset.x_test]),
-        aligned([dataset.y_train, dataset.y_test]),
-    )
+    in_place = dataset.streamed or dataset.blank
+    x = data.all_records(dataset) if in_place else aligned([dataset.x_train, dataset.x_test])
+    return x, aligned([dataset.y_train, dataset.y_test])
 
 
 def deal(
@@ -557,16 +563,14 @@ def deal(
     x, y = arrays or pooled(dataset)
     everything = partition_of(spec, dataset, spec.seed)
     if d.split in ("given", "rows"):
-        count, scored = len(dataset.y_train), len(dataset.y_test)
-        scored = scored if spec.scored else 0
+        count, scored = len(dataset.y_train), len(dataset.y_test) if spec.scored else 0
         rows, even = np.arange(count, count + scored), np.full(scored, 1.0 / max(scored, 1))
         return everything, engine.Problem(x, y, [everything], [rows], [even], _as_stored(dataset, everything))
     # Each client keeps 80% for training; accuracy is the mean over the clients' own test or validation records.
     train, test, validation = data.per_client_split(everything, fractions=(0.8, 0.1, 0.1), seed=spec.seed)
     test = validation if d.split == "validation" else test
     weights = np.repeat(1.0 / (len(test.size) * np.maximum(test.size, 1)), test.size)
-    at = np.argsort(test.order) if dataset.digest else slice(None)
-    at = at if spec.scored else slice(0)
+    at = slice(0) if not spec.scored else np.argsort(test.order) if dataset.digest else slice(None)
     return train, engine.Problem(x, y, [train], [test.order[at]], [weights[at]], _as_stored(dataset, train))
 
 
@@ -605,7 +609,7 @@ def planned_rounds(experiment: Experiment) -> int:
     return len(experiment.cohorts)
 
 
-def rounding(experiment: Experiment, missing: int) -> dict[str, float] | None:
+def rounding(experiment: Experiment, missing: int) -> RoundingMargin | None:
     """What rounding before the sum could add to the proven ε of sums, by the rule of thumb of errata G8: √d·2^-f
     on top of the sensitivity. Not a proof. None if nothing is rounded or the method's unit is unknown."""
     how = aggregation(experiment)
@@ -623,7 +627,7 @@ def rounding(experiment: Experiment, missing: int) -> dict[str, float] | None:
     margin = math.sqrt(plan.num_params) * step / (plan.upload_unit * least)
     # Against a server that sees every upload rounding reveals nothing more: that bound holds as it is.
     value = min(accountant.epsilon("upload"), accountant.epsilon("sum", noise=1 / (1 + margin)))
-    return {"step": step, "margin": margin, "epsilon": value}
+    return RoundingMargin(step, margin, value)
 
 
 def claim_after(experiment: Experiment, rounds: int, client: int | None = None) -> Claim:
@@ -729,7 +733,8 @@ def hypers(experiments: Sequence[Experiment]) -> dict[str, np.ndarray]:
 
 def engine_options(experiment: Experiment) -> dict[str, Any]:
     """What a spec asks of the simulator, apart from method, data and seeds."""
-    spec = experiment.spec
+    spec, prepared = experiment.spec, experiment.prepared
+    noisy = any(np.any(prepared.hyper[name]) for name in prepared.plan.noise_names)
     return {
         "layout": "loop" if devices.sequential_clients(step_numbers(experiment)) else "vmap",
         "randomness": spec.source_of_randomness,
@@ -737,28 +742,20 @@ def engine_options(experiment: Experiment) -> dict[str, Any]:
         "dropout": spec.federation.dropout,
         "min_clients": min(spec.federation.min_clients, spec.cohort_size),
         "max_norm": spec.federation.max_norm,
-        "refuse": unprotected(experiment),
+        # Without a claimed ε and without noise a client whose update is not finite may be named.
+        "refuse": math.isinf(prepared.claim.value) and not noisy,
     }
-
-
-def unprotected(experiment: Experiment) -> bool:
-    """Whether the method claims no ε and adds no noise: then a client whose update is not finite may be named."""
-    prepared = experiment.prepared
-    noisy = any(np.any(prepared.hyper[name]) for name in prepared.plan.noise_names)
-    return math.isinf(prepared.claim.value) and not noisy
 
 
 def sharing(experiment: Experiment, runs: int = 1) -> dict[str, Any]:
     """How a batch of runs like this one is shared among devices, and whether a device's runs go one by one."""
-    secure_sum = aggregation(experiment)
-    if experiment.spec.source_of_randomness == "os":
+    secure_sum, records, spec = aggregation(experiment), experiment.problem.x.nbytes, experiment.spec
+    on_host = secure_sum is not None and not secure_sum.compiled
+    if spec.source_of_randomness == "os" or on_host or experiment.dataset.streamed:
         _refuse_processes(experiment)
-    if secure_sum is not None and not secure_sum.compiled:
-        _refuse_processes(experiment)
+    if on_host:
         return {"shards": ONE_DEVICE}
-    records, spec = experiment.problem.x.nbytes, experiment.spec
     if experiment.dataset.streamed:
-        _refuse_processes(experiment)
         records = min(records, int(streaming.GB * spec.data.stream_memory) // 2)  # a block at work
     if runs == 1:
         return {"shards": devices.for_one_run(round_flops=_round_flops(experiment), record_bytes=records)}

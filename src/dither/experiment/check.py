@@ -20,13 +20,25 @@ from typing import Any
 
 from dither.accounting import ADJACENCIES, FLOAT_NOISE, REPLACE_ONE, ZERO_OUT, ProvenRow, account
 from dither.errors import NoProof, SpecError, did_you_mean
-from dither.experiment.folder import to_json
-from dither.experiment.report import epsilon_text, text_lines
+from dither.experiment.report import Overview, epsilon_text
 from dither.types import Conditions, Release, Sampling
 
-SAMPLINGS = ("poisson", "fixed", "shuffled", "full")
-CLIPPINGS = ("example", "batch", "none")
-RANDOMNESS = ("secure", "seeded")
+_CHOICES = {
+    "sampling": ("poisson", "fixed", "shuffled", "full"),
+    "clipping": ("example", "batch", "none"),
+    "randomness": ("secure", "seeded"),
+    "claimed_adjacency": ADJACENCIES,
+}
+_RANGES: dict[str, tuple[float, float]] = {  # of whole numbers where the limits are
+    "noise_multiplier": (0.0, math.inf),
+    "steps": (0, 10**9),
+    "sampling_rate": (0.0, 1.0),
+    "batch_size": (0, 10**12),
+    "records": (0, 10**15),
+    "delta": (1e-300, 1.0 - 1e-9),
+    "claimed_epsilon": (0.0, math.inf),
+    "other_runs": (0, 10**9),
+}
 
 
 @dataclass(frozen=True)
@@ -66,8 +78,8 @@ class Training:
     other_runs: int | None = None  # on the same records, whose results chose this one
 
 
-@dataclass(frozen=True)
-class Check:
+@dataclass(frozen=True, repr=False)
+class Check(Overview):
     """The proven ε of a described training for each neighbour relation, beside its claim."""
 
     training: Training
@@ -87,8 +99,10 @@ class Check:
         rows = [self.proven()] if self.training.claimed_adjacency else self.table
         return claimed is not None and max(row.value for row in rows) <= claimed * 1.001
 
-    def lines(self) -> list[tuple[str, str]]:
-        """What a person reads."""
+    def title(self) -> str:
+        return self.training.title
+
+    def overview(self) -> list[tuple[str, str]]:
         training = self.training
         claimed = "none" if training.claimed_epsilon is None else epsilon_text(training.claimed_epsilon)
         relation = training.claimed_adjacency or "neighbours not stated"
@@ -102,15 +116,9 @@ class Check:
         lines += [("not covered", text) for text in self.not_covered]
         return lines + [("to fix", text) for text in self.fixes]
 
-    def __repr__(self) -> str:
-        return text_lines(self.training.title, self.lines())
-
     def to_dict(self) -> dict[str, Any]:
         more = {"supported": self.supported, "not_covered": self.not_covered, "fixes": self.fixes}
         return {"training": self.training, "proven": self.table, **more}
-
-    def to_json(self) -> str:
-        return to_json(self, indent=2)
 
 
 def check(what: Any, values: Mapping[str, Any] | None = None) -> Check:
@@ -118,9 +126,7 @@ def check(what: Any, values: Mapping[str, Any] | None = None) -> Check:
     for the whole training or for all of its steps."""
     training = what if isinstance(what, Training) else _training(_described(what), dict(values or {}))
     missing: dict[str, str] = {}  # what is not stated -> what would fix it
-    releases = []
-    for steps in training.releases:
-        releases.append((_release(steps, missing), steps.steps))
+    releases = [(_release(steps, missing), steps.steps) for steps in training.releases]
     conditions = Conditions(num_rounds=sum(steps.steps for steps in training.releases))
     table = tuple(
         account(releases, training.delta, conditions, adjacency=adjacency, views=("upload",))[0]
@@ -186,7 +192,7 @@ def _described(what: Any) -> dict[str, Any]:
     if isinstance(what, Mapping):
         return dict(what)
     if not isinstance(what, str | Path):
-        return _event(ast.parse(repr(what).strip(), mode="eval").body)
+        return _event(repr(what))
     path = Path(what)
     try:
         text = path.read_text(encoding="utf-8")
@@ -199,7 +205,7 @@ def _described(what: Any) -> dict[str, Any]:
             return _opacus(json.loads(text), path)
         if path.suffix == ".toml":
             return tomllib.loads(text)
-        return _event(ast.parse(text.strip(), mode="eval").body)
+        return _event(text)
     except (json.JSONDecodeError, tomllib.TOMLDecodeError, SyntaxError) as error:
         first = str(error).splitlines()[0]
         raise SpecError(f"{str(path)!r} is not a description (.toml, .json or an event's text): {first}") from None
@@ -216,16 +222,14 @@ def _opacus(state: Any, path: Path) -> dict[str, Any]:
             f'{str(path)!r} is not an Opacus accountant\'s state: it needs "history", a list of '
             "[noise_multiplier, sample_rate, steps]"
         ) from None
-    releases = [
-        {"noise_multiplier": noise, "sampling_rate": rate, "steps": count, "clipping": "example"}
-        for noise, rate, count in history
-    ]
-    return {"title": path.name, "releases": [{**each, "public_rate": False} for each in releases]}
+    about, names = {"clipping": "example", "public_rate": False}, ("noise_multiplier", "sampling_rate", "steps")
+    return {"title": path.name, "releases": [dict(zip(names, each, strict=True)) | about for each in history]}
 
 
-def _event(node: ast.expr) -> dict[str, Any]:
-    """The steps of a dp-accounting event, from its text."""
-    return {"title": "dp-accounting event", "releases": _event_steps(node)}
+def _event(text: str) -> dict[str, Any]:
+    """A dp-accounting event, from its text."""
+    steps = _event_steps(ast.parse(text.strip(), mode="eval").body)
+    return {"title": "dp-accounting event", "releases": steps}
 
 
 def _event_steps(node: ast.expr) -> list[dict[str, Any]]:
@@ -235,9 +239,7 @@ def _event_steps(node: ast.expr) -> list[dict[str, Any]]:
     given = {keyword.arg: keyword.value for keyword in node.keywords}
 
     def number(key: str, kind: str) -> Any:
-        value = ast.literal_eval(given[key])
-        _check_number(kind, value)
-        return value
+        return _check_value(kind, ast.literal_eval(given[key]))
 
     try:
         if name == "NoOpDpEvent":
@@ -298,47 +300,31 @@ def _training(described: dict[str, Any], values: dict[str, Any]) -> Training:
     return training
 
 
-_CHOICES = {
-    "sampling": SAMPLINGS,
-    "clipping": CLIPPINGS,
-    "randomness": RANDOMNESS,
-    "claimed_adjacency": ADJACENCIES,
-}
-
-
 def _checked(kind: type, given: Mapping[str, Any]) -> Any:
     names = [entry.name for entry in fields(kind)]
     for name, value in given.items():
         if name not in names:
             raise SpecError(f"unknown key {name!r}{did_you_mean(name, names)}")
-        if name in _CHOICES and value not in ("", *_CHOICES[name]):
-            choices = ", ".join(_CHOICES[name])
-            raise SpecError(f"{name}={value!r} is not one of {choices}{did_you_mean(str(value), _CHOICES[name])}")
-        _check_number(name, value)
+        _check_value(name, value)
     missing = [name for name in ("noise_multiplier", "steps") if name in names and name not in given]
     if missing:
         raise SpecError(f"{missing[0]} is missing; a step needs noise_multiplier and steps")
     return kind(**given)
 
 
-def _check_number(name: str, value: Any) -> None:
+def _check_value(name: str, value: Any) -> Any:
+    """The value, if it is one that the key may have."""
+    choices = _CHOICES.get(name, ())
+    if choices and value not in ("", *choices):
+        listed = ", ".join(choices)
+        raise SpecError(f"{name}={value!r} is not one of {listed}{did_you_mean(str(value), choices)}")
     if name in ("exact_noise", "public_rate") and not isinstance(value, bool):
         raise SpecError(f"{name}={value!r} must be true or false")
-    ranges = {
-        "noise_multiplier": (0.0, math.inf),
-        "steps": (0, 10**9),
-        "sampling_rate": (0.0, 1.0),
-        "batch_size": (0, 10**12),
-        "records": (0, 10**15),
-        "delta": (1e-300, 1.0 - 1e-9),
-        "claimed_epsilon": (0.0, math.inf),
-        "other_runs": (0, 10**9),
-    }
-    if name not in ranges:
-        return
-    low, high = ranges[name]
-    whole = isinstance(low, int)
-    right = isinstance(value, int) if whole else isinstance(value, int | float)
-    if not right or isinstance(value, bool) or not low <= value <= high:
-        kind = "a whole number" if whole else "a number"
-        raise SpecError(f"{name}={value!r} must be {kind} from {low:g} to {high:g}")
+    if name in _RANGES:
+        low, high = _RANGES[name]
+        whole = isinstance(low, int)
+        kind = int if whole else int | float
+        if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= high:
+            number = "a whole number" if whole else "a number"
+            raise SpecError(f"{name}={value!r} must be {number} from {low:g} to {high:g}")
+    return value

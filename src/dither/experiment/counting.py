@@ -24,6 +24,7 @@ from dither.accounting import ZERO_OUT, gaussian_mu
 from dither.accounting.ledger import Charge, Ledger
 from dither.data.schema import MISSING, MISSING_NUMBER, factorize, parse_numbers
 from dither.errors import DataError, SpecError
+from dither.experiment.report import decode
 from dither.privacy.discrete import Words, discrete_gaussian, os_words
 from dither.simulation.aggregation import seeded_words
 from dither.types import ExactNoise, Release, Sampling
@@ -107,18 +108,8 @@ class Question(NamedTuple):
     def from_dict(cls, received: Mapping[str, Any]) -> Question:
         """A question from JSON that anybody may have written; `SpecError` if it is none."""
         try:
-            question = cls(
-                str(received["kind"]),
-                tuple(map(str, received["columns"])),
-                float(received["share"]),
-                tuple((float(low), float(high)) for low, high in received["ranges"]),
-                tuple(tuple(map(str, each)) for each in received["categories"]),
-                int(received["bins"]),
-                str(received["label"]),
-                tuple(map(str, received["classes"])),
-                tuple(tuple(map(float, row)) for row in received["weights"]),
-            )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            question = decode(cls, received)
+        except (TypeError, ValueError) as error:
             raise SpecError(f"a question that cannot be read: {type(error).__name__}") from None
         return question.check()
 
@@ -242,20 +233,14 @@ class Institution:
 
     def names(self, question: Question) -> list[list[str]]:
         """Of each column the texts whose noisy count is above a threshold, the most frequent ones first."""
-        std, values = self.spend(question), []
-        for name in question.columns:
-            codes, texts = self.table.texts(name)
-            counts = np.bincount(codes[codes >= 0], minlength=len(texts))
-            kept = [
-                (text, int(n)) for text, n in zip(texts, counts, strict=True) if n and len(text) <= _LONGEST_NAME
-            ]
-            values.append(kept)
-        threshold = name_threshold(question, self.mu, self.slip)
+        std, threshold = self.spend(question), name_threshold(question, self.mu, self.slip)
         listed = []
-        for kept in values:
-            noisy = self._noisy(np.array([n for _, n in kept], np.int64), std)
+        for codes, texts in [self.table.texts(name) for name in question.columns]:  # all are read before any noise
+            counts = np.bincount(codes[codes >= 0], minlength=len(texts))
+            kept = [i for i, text in enumerate(texts) if counts[i] and len(text) <= _LONGEST_NAME]
+            noisy = self._noisy(counts[kept], std)
             order = np.argsort(-noisy, kind="stable")[:MOST_NAMES]
-            listed.append([kept[i][0] for i in order if noisy[i] > threshold])
+            listed.append([texts[kept[i]] for i in order if noisy[i] > threshold])
         return listed
 
     def _noisy(self, counts: np.ndarray, std: float) -> np.ndarray:
@@ -279,11 +264,8 @@ def name_threshold(question: Question, mu: float, slip: float) -> float:
 
 
 def _survey(question: Question, table: Columns) -> np.ndarray:
-    rows = []
-    for name in question.columns:
-        numbers = table.numbers(name)
-        rows.append([*table.kinds(name), *_powers_of_two(numbers[np.isfinite(numbers)])])
-    return np.array(rows)
+    columns = ((table.kinds(name), table.numbers(name)) for name in question.columns)
+    return np.array([[*kinds, *_powers_of_two(numbers[np.isfinite(numbers)])] for kinds, numbers in columns])
 
 
 def _powers_of_two(values: np.ndarray) -> np.ndarray:
@@ -438,8 +420,9 @@ def release(epsilon: float, delta: float, *, lists_names: bool = True) -> Releas
 
 # reason: what is released of which files, and where it is charged
 def charge(
-    ledger: Ledger,
+    ledger: str | Path | None,
     given: Sequence[Any],
+    contents: Sequence[str],
     epsilon: float,
     delta: float,
     *,
@@ -447,26 +430,40 @@ def charge(
     lists_names: bool = True,
     new_ledger: bool = False,
 ) -> str:
-    """Charge private statistics to the account of every file; returns the name of the charge in the ledger.
-    `BudgetExhausted` says that a file cannot pay; those before it stay charged."""
+    """Charge private statistics to the account of every file, in `ledger` or the user's own; returns the name of
+    the charge. `BudgetExhausted` says that a file cannot pay; then none is charged (unless another process has
+    spent in between). `contents` are the files' digests before they were read."""
     from dither.accounting.ledger.runs import EVERY_RECORD, data_id
-    from dither.data import hash_records
+    from dither.data import check_unchanged, hash_records
 
     run = f"{what}-{os.urandom(16).hex()}"
     asked = [Charge(EVERY_RECORD, [((release(epsilon, delta, lists_names=lists_names),), 1)])]
     if any(not isinstance(each, str | Path) for each in given):
         raise SpecError("data frames cannot be charged to a ledger: give files, or declare public=True")
-    files = [(file, data_id(ledger, path=str(file))) for file in map(Path, given)]
+    book = Ledger(ledger or Ledger.default_path())
+    files = [(file, data_id(book, path=str(file))) for file in map(Path, given)]
     for number, (file, dataset) in enumerate(files):
         if dataset in [other for _, other in files[:number]]:
             raise DataError(f"{file.name!r} is given twice: its records would count, and be charged, twice")
-    for file, dataset in files:
-        ledger.identify(dataset, partial(hash_records, file), file=file.name, new_ledger=new_ledger)
-        ledger.charge(run, dataset, asked, rounds=(0, 1), plan=lambda: asked)
+    for (file, dataset), content in zip(files, contents, strict=True):
+        book.identify(dataset, partial(hash_records, file), file=file.name, new_ledger=new_ledger)
+        if content:
+            check_unchanged(file, content)
+    # Those that cannot pay come first: they raise before any other is charged.
+    for _, dataset in sorted(files, key=lambda pair: book.affordable(run, pair[1], lambda _: asked, 1)):
+        book.charge(run, dataset, asked, rounds=(0, 1), plan=lambda: asked)
     return run
 
 
 # Tables
+
+
+def digests(given: Sequence[Any]) -> list[str]:
+    """SHA-256 of each file before it is read; "" for a data frame or a folder."""
+    from dither.data import file_digest
+
+    is_file = [isinstance(each, str | Path) and not Path(each).expanduser().is_dir() for each in given]
+    return [file_digest(each) if known else "" for each, known in zip(given, is_file, strict=True)]
 
 
 def read(each: Any) -> pd.DataFrame:

@@ -27,11 +27,14 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dither import models
 from dither.accounting.gaussian import gaussian_mu
+from dither.accounting.ledger import Ledger
+from dither.data.hashing import hash_arrays
 from dither.errors import SpecError
 from dither.experiment import metrics
+from dither.experiment.build import refuse_charged
 from dither.experiment.report import Report, load
 from dither.experiment.train import run
-from dither.spec import Spec
+from dither.spec import DataSpec, Spec
 
 _MANY_RECORDS = 10_000  # of an institution: the noise then allows more rounds
 
@@ -42,9 +45,7 @@ class _PrivateFederated(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
     _default_lr = 2.0
     _default_clip = 1.0
-    _most_drift = (
-        0.2  # of a parameter by noise alone, over all rounds: limits the rate where there are few records
-    )
+    _most_drift = 0.2  # of a parameter by noise alone, over all rounds: limits the rate where records are few
 
     epsilon: float = 1.0
     delta: float = 1e-5
@@ -64,8 +65,9 @@ class _PrivateFederated(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         tags.non_deterministic = True  # noise from the operating system, unless random_state is set
         return tags
 
-    def _train(self, x: np.ndarray, y: np.ndarray, groups: Any, about: dict[str, Any]) -> None:
-        """Train on encoded records, with all of `dither.run`: ledger, proof, notes."""
+    def _train(self, given: tuple[np.ndarray, Any], y: np.ndarray, groups: Any, about: dict[str, Any]) -> None:
+        """Train on records and encoded labels, with all of `dither.run`: ledger, proof, notes."""
+        x = self._encode(given[0])
         if groups is not None and len(groups) != len(x):
             raise SpecError(f"groups has {len(groups)} entries for {len(x)} records; give one for each record")
         sizes = np.array([len(x)]) if groups is None else np.unique(np.asarray(groups), return_counts=True)[1]
@@ -81,6 +83,7 @@ class _PrivateFederated(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             if "classes" in about:
                 (folder / "classes.json").write_text(json.dumps(about["classes"]), encoding="utf-8")
             spec = self._spec(folder, sizes, about["values"])
+            spec = spec.with_values({"data.id": self._account(*given, spec.data)})
             out = Path(place) / "run" if self.out is None else self.out
             report = run(spec, out=out, ledger=self.ledger, new_ledger=self.new_ledger)
             self._params = load(out).params
@@ -88,6 +91,17 @@ class _PrivateFederated(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         self.epsilon_ = report.epsilon.proven().value
         self.delta_ = report.epsilon.proven().delta
         self.n_iter_ = report.rounds
+
+    def _account(self, x: np.ndarray, y: Any, asked: DataSpec) -> str:
+        """The account of the records as they were given: other bounds scale them to other numbers."""
+        rows = hash_arrays(x, np.asarray(y))
+        if asked.public:
+            refuse_charged("X", rows)
+            return asked.id
+        book = Ledger(self.ledger or Ledger.default_path())
+        dataset = book.fingerprint(np.sort(rows[0]))
+        book.identify(dataset, lambda: rows, file="records", name=asked.id, new_ledger=self.new_ledger)
+        return dataset
 
     def _spec(self, folder: Path, sizes: np.ndarray, about: dict[str, Any]) -> Spec:
         clip_norm = self._default_clip if self.clip_norm is None else self.clip_norm
@@ -185,7 +199,7 @@ class PrivateFederatedClassifier(ClassifierMixin, _PrivateFederated):  # type: i
         about: dict[str, Any] = {"values": {"model.name": name, "task": "classification"}}
         if self.classes is not None:  # else the run itself reads them from the labels, and says so
             about["classes"] = [str(each) for each in self.classes_]
-        self._train(self._encode(X), numbers, groups, about)
+        self._train((X, y), numbers, groups, about)
         return self
 
     def decision_function(self, X: Any) -> np.ndarray:
@@ -243,7 +257,7 @@ class PrivateFederatedRegressor(RegressorMixin, _PrivateFederated):  # type: ign
             "task": "regression",
             "data.label_bounds": [low, high],
         }
-        self._train(self._encode(X), np.asarray(y, float), groups, {"values": values})
+        self._train((X, y), np.asarray(y, float), groups, {"values": values})
         return self
 
     def predict(self, X: Any) -> np.ndarray:

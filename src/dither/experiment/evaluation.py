@@ -11,19 +11,19 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy.special import expit
 
 from dither import models
-from dither.accounting.ledger import Ledger
 from dither.data import row_split
 from dither.experiment import counting
 from dither.experiment.counting import Counter, Counting, Question
 from dither.experiment.folder import to_json
 from dither.experiment.metrics import NAMES, probabilities_of
-from dither.experiment.report import Report
+from dither.experiment.report import Report, decode
 from dither.experiment.statistics import Estimate, Range, power_range, zoom
 from dither.privacy.discrete import Words, os_words
 
@@ -51,12 +51,7 @@ class PrivateScores:
 
     @classmethod
     def from_json(cls, text: str) -> PrivateScores:
-        saved = json.loads(text)
-        model, trivial = (
-            {name: Estimate(*each) for name, each in saved[who].items()} for who in ("model", "trivial")
-        )
-        calibration = tuple((at, Estimate(*each)) for at, each in saved["calibration"])
-        return cls(model, trivial, calibration, saved["records"], saved["epsilon"], saved["delta"])
+        return decode(cls, json.loads(text))
 
     def rows(self) -> list[dict[str, str]]:
         """One line for the model and one for the trivial predictor."""
@@ -88,9 +83,10 @@ def evaluate_privately(
     those of each file that training left out by their row numbers (data.split = "rows"). Every file is charged
     before anything is counted."""
     counting.check_budget(epsilon, delta)
+    contents = counting.digests(data)
     tables = [scored_table(report, path, held_out=held_out) for path in data]
-    book = Ledger(ledger or Ledger.default_path())
-    counting.charge(book, data, epsilon, delta, what="evaluation", lists_names=False, new_ledger=new_ledger)
+    options: dict[str, Any] = {"what": "evaluation", "lists_names": False, "new_ledger": new_ledger}
+    counting.charge(ledger, data, contents, epsilon, delta, **options)
     counter = Counting(tables, epsilon, delta, words, lists_names=False)
     return private_scores(counter, report.classes, report.label.bounds, epsilon, delta)
 
@@ -99,9 +95,8 @@ def private_scores(
     counter: Counter, classes: Sequence[str], bounds: tuple[float, float] | None, epsilon: float, delta: float
 ) -> PrivateScores:
     """Scores from the counts of scored tables (`scored_table`)."""
-    if not classes:
-        return _regression(counter, bounds or (0.0, 1.0), epsilon, delta)
-    return _classification(counter, len(classes), epsilon, delta)
+    counted = _classification(counter, len(classes)) if classes else _regression(counter, bounds or (0.0, 1.0))
+    return PrivateScores(*counted, counter.records, epsilon, delta)
 
 
 def scored_table(report: Report, path: str | Path, *, held_out: bool = False) -> pd.DataFrame:
@@ -157,7 +152,11 @@ def _known(value: float, error: float = 0.0) -> Estimate:
 # Classes
 
 
-def _classification(counter: Counter, num_classes: int, epsilon: float, delta: float) -> PrivateScores:
+Calibration = tuple[tuple[float, Estimate], ...]
+_Counted = tuple[dict[str, Estimate], dict[str, Estimate], Calibration]  # of the model, of a constant
+
+
+def _classification(counter: Counter, num_classes: int) -> _Counted:
     binary, names = num_classes == 2, tuple(map(str, range(num_classes)))
     share = _SHARES["confusion"] if binary else 0.5
     confusion = Question(
@@ -175,17 +174,19 @@ def _classification(counter: Counter, num_classes: int, epsilon: float, delta: f
         )
         (cells,), cell_std = counter.total(curve)
         calibration = _calibration(cells[:2], cell_std, (np.arange(_BINS) + 0.5) / _BINS)
-    return PrivateScores(model, trivial, calibration, counter.records, epsilon, delta)
-
-
-Calibration = tuple[tuple[float, Estimate], ...]
+    return model, trivial, calibration
 
 
 def _binary(counter: Counter, table: np.ndarray, table_std: float) -> tuple[dict[str, Estimate], Calibration]:
     """Scores of two classes. AUC is the average rank of the records of one class among those of the other. Ranks
     follow from noisy counts of both in equal parts of the log-odds. An institution adds up those of its records of
     the rarer class: one sum, whose noise does not grow with the number of parts. The losses are such sums too."""
-    cells, cell_std, range = _curve(counter)
+    (powers,), std = counter.total(Question(counting.SURVEY, ("score",), _SHARES["survey"]))
+    outer = power_range(powers[0], std, _COMMON)
+    range = zoom(counter, {"score": outer}, _SHARES["zoom"])["score"]  # in which nearly all log-odds lie
+    curve = Question(counting.HISTOGRAM, ("score",), _SHARES["curve"], (range,), label="truth", classes=("0", "1"))
+    (cells,), cell_std = counter.total(curve)
+    cells = cells[:2].astype(np.float64)
     edges = np.linspace(*range, counting.BINS + 1)
     rare = int(cells[1].sum() < cells[0].sum())
     ranks, rows = _ranks(cells[1 - rare]), np.zeros((2, 2, counting.BINS))
@@ -210,9 +211,8 @@ def _binary(counter: Counter, table: np.ndarray, table_std: float) -> tuple[dict
         open_log_loss, open_brier = (max(0.0, float(np.sum(cells * each))) / total for each in unsure)
         return {
             "accuracy": _known(float(np.trace(table)) / total),
-            "auc": _known(
-                0.5 + (above if rare else -above), ties / 2
-            ),  # between ties that are all wrong and all right
+            # Between ties that are all wrong and all right
+            "auc": _known(0.5 + (above if rare else -above), ties / 2),
             "log_loss": _known(losses[0] / total, open_log_loss),
             "brier": _known(losses[1] / total, open_brier),
         }
@@ -235,16 +235,6 @@ def _weighted(
     (sums,), std = counter.total(question)
     unit = np.array(scales) / counting.UNITS
     return sums[0] * unit, std * unit
-
-
-def _curve(counter: Counter) -> tuple[np.ndarray, float, Range]:
-    """Both classes in equal parts of the range in which nearly all log-odds lie."""
-    (powers,), std = counter.total(Question(counting.SURVEY, ("score",), _SHARES["survey"]))
-    outer = power_range(powers[0], std, _COMMON)
-    range = zoom(counter, {"score": outer}, _SHARES["zoom"])["score"]
-    curve = Question(counting.HISTOGRAM, ("score",), _SHARES["curve"], (range,), label="truth", classes=("0", "1"))
-    (cells,), std = counter.total(curve)
-    return cells[:2].astype(np.float64), std, range
 
 
 def _ranks(counts: np.ndarray) -> np.ndarray:
@@ -298,7 +288,7 @@ def _positive(value: float) -> float:
 # Numbers
 
 
-def _regression(counter: Counter, bounds: tuple[float, float], epsilon: float, delta: float) -> PrivateScores:
+def _regression(counter: Counter, bounds: tuple[float, float]) -> _Counted:
     width, count = bounds[1] - bounds[0], _positive(counter.records)
     parts, std = counter.total(Question(counting.SUMS, ("error", "truth"), 1.0, ((0.0, 1.0), (0.0, 1.0))))
 
@@ -315,5 +305,4 @@ def _regression(counter: Counter, bounds: tuple[float, float], epsilon: float, d
         return {"r2": _known(0.0), "rmse": _known(width * math.sqrt(max(0.0, truth_square - truth**2)))}
 
     totals = np.concatenate([part[0] for part in parts])
-    model, trivial = (_estimates([totals], [std], each) for each in (scores, constant))
-    return PrivateScores(model, trivial, (), counter.records, epsilon, delta)
+    return _estimates([totals], [std], scores), _estimates([totals], [std], constant), ()

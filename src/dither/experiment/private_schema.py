@@ -20,7 +20,6 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import ndtri
 
-from dither.accounting.ledger import Ledger
 from dither.data.drafts import DROPPED, ID_NAME, Draft, rounded_bounds
 from dither.data.schema import OTHER, PRIVATE, PUBLIC, Categorical, Column, Label, Numeric, Schema, SchemaPrivacy
 from dither.errors import DataError, SpecError, did_you_mean
@@ -93,11 +92,11 @@ def private_schema(
     """Estimate a schema for the tables of institutions, one file each. Every file is charged before the first
     look."""
     counting.check_budget(epsilon, delta)
+    contents = counting.digests(files)
     tables = [counting.read(file) for file in files]
     header = counting.shared_columns(tables)
     wanted.features(header)
-    book = Ledger(ledger or Ledger.default_path())
-    charged = counting.charge(book, files, epsilon, delta, what="schema", new_ledger=new_ledger)
+    charged = counting.charge(ledger, files, contents, epsilon, delta, what="schema", new_ledger=new_ledger)
     privacy = SchemaPrivacy(epsilon, delta, charged)
     name = Path(files[0]).resolve().parent.name if len(files) > 1 else Path(files[0]).name
     return estimate_schema(Counting(tables, epsilon, delta, words), header, wanted, privacy, name)

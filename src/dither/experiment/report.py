@@ -70,6 +70,10 @@ class Overview(ABC):
     def overview(self) -> list[tuple[str, str]]:
         """A few lines of (what, value)."""
 
+    def to_json(self) -> str:
+        """The result as JSON; ∞ is the string "inf"."""
+        return to_json(self, indent=2)
+
     def __repr__(self) -> str:
         return text_lines(self.title(), self.overview())
 
@@ -168,12 +172,14 @@ class Epsilon:
 
     def lines(self, proven: Sequence[ProvenRow]) -> list[tuple[str, str]]:
         """Some proven rows, then the claimed and the attacked ε, as pairs of (what, value)."""
-        return [
-            *((label(row), proven_text(row)) for row in proven),
-            *((f"target ε {row.target:g}", f"{who}: {client_text(row)}") for who, row in self.by_target()),
-            *(("attacked ε", attacked_text(row)) for row in self.attacked),
-            ("claimed ε", claim_text(self.claimed)),
-        ]
+        lines = [(label(row), proven_text(row)) for row in proven]
+        for who, client in self.by_target():
+            both = f"proven {epsilon_text(client.proven)}, claimed {epsilon_text(client.claimed)}"
+            lines.append((f"target ε {client.target:g}", f"{who}: {both}, weight {client.weight:.3g} (mean 1)"))
+        for row in self.attacked:
+            attack = f"{row.adjacency}, against {ADVERSARIES[row.view]} ({row.confidence:.3g} confidence)"
+            lines.append(("attacked ε", f"at least {epsilon_text(row.value)} per {row.unit}, {attack}"))
+        return [*lines, ("claimed ε", claim_text(self.claimed))]
 
     def by_target(self) -> list[tuple[str, ClientEpsilon]]:
         """Who has which target, in words, and the largest claimed and proven ε among them, by rising target."""
@@ -190,13 +196,9 @@ class Epsilon:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], spec: Spec, attacked: Sequence[AttackedRow] = ()) -> Epsilon:
-        claim = value["claimed"]
-        conditions = tuple((str(each["condition"]), bool(each["holds"])) for each in claim["conditions"])
-        epsilon, delta = decode(float, claim["value"]), decode(float, claim["delta"])
-        source, adjacency = str(claim["source"]), str(claim["adjacency"])
-        claimed = Claim(epsilon, str(claim["unit"]), delta, source, conditions, adjacency)
+        table = decode(tuple[ProvenRow, ...], value["proven"])
         clients = decode(tuple[ClientEpsilon, ...], value.get("clients", ()))
-        return cls.of(spec, claimed, [decode(ProvenRow, row) for row in value["proven"]], attacked, clients)
+        return cls.of(spec, decode(Claim, value["claimed"]), table, attacked, clients)
 
     @classmethod
     def of(
@@ -403,13 +405,9 @@ class Report(Overview):
         attacked: Sequence[AttackedRow] = (),
     ) -> Report:
         """The report whose `to_dict` is `summary`."""
-        beside = {
-            "folder": folder,
-            "spec": spec,
-            "evaluations": tuple(evaluations),
-            "epsilon": Epsilon.from_json(summary["epsilon"], spec, attacked),
-        }
-        return decode(cls, {**summary, **beside}, given=beside)
+        beside = {"folder": folder, "spec": spec, "evaluations": tuple(evaluations)}
+        epsilon = Epsilon.from_json(summary["epsilon"], spec, attacked)
+        return decode(cls, summary, given={**beside, "epsilon": epsilon})
 
     def save(self, local: Mapping[str, Any] | None = None) -> None:
         """Write summary.json (and local/summary.json): the run is then finished."""
@@ -419,18 +417,14 @@ class Report(Overview):
         """What summary.json holds, as plain values."""
         return {name: value for name, value in encode(self).items() if name not in _BESIDE}
 
-    def to_json(self) -> str:
-        """What summary.json holds, as text."""
-        return to_json(self.to_dict(), indent=2)
-
-    def with_notes(self, *notes: str) -> Report:
-        """The same report with more notes."""
-        return replace(self, notes=(*self.notes, *notes))
-
     @property
     def summary(self) -> dict[str, Any]:
         """The same as `to_dict()`."""
         return self.to_dict()
+
+    def with_notes(self, *notes: str) -> Report:
+        """The same report with more notes."""
+        return replace(self, notes=(*self.notes, *notes))
 
     # Looking
 
@@ -465,10 +459,7 @@ class Report(Overview):
     def local(self) -> LocalFigures:
         """Exact figures that no ε covers: the training loss and others. Local, not private."""
         folder = RunFolder(self.folder)
-        summary = folder.local_summary()
-        names = ("train_loss", "clamped", "scores", "advice")
-        figures = decode(LocalFigures, {name: summary[name] for name in names if name in summary})
-        return replace(figures, metrics=tuple(folder.local_metrics()))
+        return decode(LocalFigures, folder.local_summary(), given={"metrics": tuple(folder.local_metrics())})
 
     def title(self) -> str:
         return f"{self.method} on {self.data}"
@@ -768,19 +759,6 @@ def proven_text(row: ProvenRow) -> str:
     )
 
 
-def client_text(row: ClientEpsilon) -> str:
-    """What a client with a target of its own gets, in one line."""
-    claimed = f"claimed {epsilon_text(row.claimed)}"
-    return f"proven {epsilon_text(row.proven)}, {claimed}, weight {row.weight:.3g} (mean 1)"
-
-
-def attacked_text(row: AttackedRow) -> str:
-    return (
-        f"at least {epsilon_text(row.value)} per {row.unit}, {row.adjacency}, against {ADVERSARIES[row.view]} "
-        f"({row.confidence:.3g} confidence)"
-    )
-
-
 def uncovered(rows: Sequence[ProvenRow]) -> list[str]:
     """What no proof of these rows covers, each once."""
     texts = dict.fromkeys(text for row in rows for text in row.not_covered)
@@ -868,8 +846,9 @@ def _is_default(entry: Field[Any], value: Any) -> bool:
 
 
 def decode(kind: type[T], value: Any, given: Mapping[str, Any] | None = None) -> T:
-    """The value of a type that `encode` made plain; KeyError, TypeError or ValueError if it is none. Entries
-    that the type does not have are left out, and those `given` are used directly."""
+    """The value of a type from plain values; TypeError or ValueError if it is none. A named tuple may be written
+    as a list, and a pair as an object. Entries that the type does not have are left out, and those `given` are
+    used directly."""
     origin, inner = get_origin(kind), get_args(kind)
     result: Any
     if kind is Any:
@@ -877,18 +856,18 @@ def decode(kind: type[T], value: Any, given: Mapping[str, Any] | None = None) ->
     elif origin in (Union, types.UnionType):
         plain = next(each for each in inner if each is not type(None))
         result = None if value is None else decode(plain, value)
-    elif origin is tuple:
-        result = tuple(decode(inner[0], each) for each in _of(list | tuple, value))
-    elif origin is dict:
+    elif origin is tuple and inner[-1] is not Ellipsis:
+        items = value.values() if isinstance(value, Mapping) else _of(list | tuple, value)
+        result = tuple(decode(each, item) for each, item in zip(inner, items, strict=True))
+    elif origin in (list, tuple):
+        result = origin(decode(inner[0], each) for each in _of(list | tuple, value))
+    elif origin in (dict, Mapping):
         result = {str(name): decode(inner[1], each) for name, each in _of(Mapping, value).items()}
-    elif is_dataclass(kind):
-        hints, entries, known = _hints(kind), _of(Mapping, value), given or {}
-        result = kind(
-            **{
-                name: known[name] if name in known else decode(hints[name], entries[name])
-                for name in (entry.name for entry in fields(kind) if entry.name in entries or _required(entry))
-            }
-        )
+    elif is_dataclass(kind) or hasattr(kind, "_fields"):
+        hints, known = _hints(cast(Any, kind)), dict(given or {})
+        plain = dict(zip(hints, value, strict=True)) if isinstance(value, list | tuple) else _of(Mapping, value)
+        wanted = [name for name in hints if name in plain and name not in known]
+        result = kind(**known, **{name: decode(hints[name], plain[name]) for name in wanted})
     elif kind is float:
         number = float(value) if isinstance(value, str) else value
         result = _of(int | float, number)
@@ -900,10 +879,6 @@ def decode(kind: type[T], value: Any, given: Mapping[str, Any] | None = None) ->
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
-
-
-def _required(entry: Field[Any]) -> bool:
-    return entry.default is MISSING and entry.default_factory is MISSING
 
 
 def _of(kind: Any, value: Any) -> Any:

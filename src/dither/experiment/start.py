@@ -12,20 +12,25 @@ from __future__ import annotations
 
 import math
 import re
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import pandas as pd
+
 from dither import data
 from dither.accounting import gaussian_epsilon, gaussian_mu
 from dither.accounting.ledger import Budget, Ledger
-from dither.accounting.ledger.runs import data_id
+from dither.accounting.ledger.runs import charged_in_all, data_id
+from dither.data.schema import SchemaPrivacy
 from dither.errors import DataError, SpecError
 from dither.experiment import counting
 from dither.experiment.account import SpentPart, spent_parts, with_counts
-from dither.experiment.build import Experiment, build_experiment, choose
+from dither.experiment.build import Experiment, build_experiment, by_file, choose
 from dither.experiment.defaults import TUNED
 from dither.experiment.evaluation import PrivateScores, evaluate_privately
 from dither.experiment.folder import to_json, write_text
@@ -33,6 +38,7 @@ from dither.experiment.private_schema import LeastClass, Wanted, check_classes, 
 from dither.experiment.report import Report
 from dither.experiment.train import run
 from dither.privacy.discrete import Words
+from dither.simulation.engine import chunks
 from dither.spec import Spec
 
 SHARES = (0.05, 0.85, 0.10)  # of μ²: schema, training, evaluation
@@ -76,6 +82,7 @@ class ProjectPlan:
 
     files: tuple[Path, ...]
     records: tuple[int, ...]
+    header: tuple[str, ...]  # the columns that all files have
     wanted: Wanted
     budgets: Budgets
     least_class: LeastClass
@@ -164,8 +171,9 @@ def plan_project(
     tables = [counting.read(file) for file in files]
     records = tuple(map(len, tables))
     budgets = Budgets.split(epsilon, sum(records), delta, shares)
-    least = check_classes(wanted, counting.shared_columns(tables), records, (budgets.schema, budgets.delta))
-    return ProjectPlan(tuple(files), records, wanted, budgets, least)
+    header = counting.shared_columns(tables)
+    least = check_classes(wanted, header, records, (budgets.schema, budgets.delta))
+    return ProjectPlan(tuple(files), records, tuple(header), wanted, budgets, least)
 
 
 def start_project(
@@ -187,10 +195,9 @@ def start_project(
     values = values or {}
     if decided := _DECIDED & set(values):
         raise SpecError(f"{min(decided)!r} follows from the tables and the options of start; leave it out")
-    own = {"data.path": str(plan.files[0]), "data.label": plan.wanted.label}
-    Spec.from_any({"num_clients": 0, "cohort_size": len(plan.files), **own, **values})
     book = Ledger(ledger or Ledger.default_path())
     datasets = _unspent(book, plan)
+    _rehearse(plan, values)
     on_checked()
     for dataset in datasets:
         if book.budget(dataset) is None:
@@ -237,8 +244,34 @@ def _unspent(book: Ledger, plan: ProjectPlan) -> list[str]:
     return datasets
 
 
-def training_spec(plan: ProjectPlan, schema: Path, values: Mapping[str, Any]) -> Spec:
-    """What Dither chooses for these files, with as much ε as schema and evaluation leave."""
+def _rehearse(plan: ProjectPlan, values: Mapping[str, Any]) -> None:
+    """Whatever training would refuse after ε is spent on the schema, refused before: the same choice for blank
+    tables of these sizes. Only their headers and counts are known."""
+    features, _ = plan.wanted.features(plan.header)
+    columns = tuple(data.Numeric.with_bounds(name, (0.0, 1.0)) for name in features)
+    label = data.Label(plan.wanted.label, plan.wanted.classes or ("0", "1"))
+    if plan.wanted.task == "regression":
+        label = data.Label(plan.wanted.label, bounds=(0.0, 1.0))
+    privacy = SchemaPrivacy(plan.budgets.schema, plan.budgets.delta)  # with which blank labels are possible
+    # Each table has its own number in every cell: equal ones would be taken for the same records.
+    blank = [
+        pd.DataFrame(dict.fromkeys(features, np.full(count, 1.0 + number))).assign(**{plan.wanted.label: ""})
+        for number, count in enumerate(plan.records)
+    ]
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "schema.toml"
+        data.Schema(label, columns, "blank", privacy).save(path)
+        spec = training_spec(plan, path, values, blank if len(blank) > 1 else blank[0])
+    held_out = (data.row_split(count, spec.data.test_fraction, spec.seed)[1] for count in plan.records)
+    if not any(map(len, held_out)):
+        raise SpecError(
+            f"data.test_fraction={spec.data.test_fraction:g} leaves no record for the evaluation; raise it"
+        )
+
+
+def training_spec(plan: ProjectPlan, schema: Path, values: Mapping[str, Any], records: Any = None) -> Spec:
+    """What Dither chooses for these files (or `records` in their place), with as much ε as schema and evaluation
+    leave."""
     files = [str(file.resolve()) for file in plan.files]
     given = {
         "data.path": files if len(files) > 1 else files[0],
@@ -249,7 +282,7 @@ def training_spec(plan: ProjectPlan, schema: Path, values: Mapping[str, Any]) ->
         "privacy.delta": plan.budgets.delta,
         **values,
     }
-    chosen = choose(given)
+    chosen = choose(given, records=records)
     return calibrated(chosen.spec, lambda spec: build_experiment(spec, dataset=chosen.dataset), plan.budgets)
 
 
@@ -294,11 +327,16 @@ def calibrated(spec: Spec, build: Callable[[Spec], Experiment], budgets: Budgets
 
 
 def everything(experiment: Experiment, budgets: Budgets) -> float:
-    """ε of schema, training and evaluation as they compose, for the client that reveals most."""
+    """ε of schema, training and evaluation as they compose in the ledger. Every record of one table is charged
+    what the most exposed client of each stretch of rounds reveals."""
     schema = counting.release(budgets.schema, budgets.delta)
     evaluation = counting.release(budgets.evaluation, budgets.delta, lists_names=False)
     terms = Budget(budgets.epsilon, budgets.delta)
-    return with_counts(experiment.accountant(), terms, before=[schema], after=[evaluation])[0]
+    accountant, spec, charge = experiment.accountant(), experiment.spec, None
+    if spec.data.path and not by_file(spec, experiment.dataset):
+        stretches = chunks(0, len(experiment.cohorts), spec.eval_every)
+        charge = charged_in_all(accountant, stretches)
+    return with_counts(accountant, terms, before=[schema], after=[evaluation], charge=charge)[0]
 
 
 # reason: keyword options of a public function

@@ -16,7 +16,15 @@ from pathlib import Path
 from dither.accounting import ProvenRow
 from dither.errors import SpecError
 from dither.experiment.folder import to_json
-from dither.experiment.report import ADVERSARIES, Report, epsilon_text, html_table, load, uncovered
+from dither.experiment.report import (
+    ADVERSARIES,
+    SHORT_VIEWS,
+    Report,
+    epsilon_text,
+    html_table,
+    load,
+    uncovered,
+)
 from dither.types import __version__
 
 _FALSE_ALARMS = (0.001, 0.01, 0.1)
@@ -178,7 +186,7 @@ def statement(run: Report | str | Path, *, party: str = "", ledger: str | Path |
     # Of the run, also if the spec asks about one message: all messages reveal more than one.
     rows = [row for row in report.epsilon.main if not row.unit.startswith("message")]
     row = rows[0] if rows else report.epsilon.proven()
-    composition, total = _composition(report, ledger)
+    composition, total = _composition(report, row, ledger)
     sections = (
         _in_short(report, row, total),
         _protected(report, row, party),
@@ -213,7 +221,10 @@ def _in_short(report: Report, row: ProvenRow, total: float) -> Section:
             f"({'assumed, not proven' if row.assumed else 'proven'})."
         ]
         if total > row.value:
-            answer.append(f"Everything that the ledger knows about these records comes to ε = {total:.3g}.")
+            answer.append(
+                f"Everything that the ledger knows about these records comes to ε = {epsilon_text(total)} for "
+                "the same guess, adversary and δ."
+            )
     if report.randomness == "seeded":
         answer.append(
             "This was a research run: its noise comes from a seed, and anyone who knows the seed can subtract it. "
@@ -235,14 +246,11 @@ def _protected(report: Report, row: ProvenRow, party: str) -> Section:
         parties = report.federation.parties
         if party and party not in parties:
             raise SpecError(f"party={party!r} is not in this run; its parties are {', '.join(sorted(parties))}")
-        named = [party] if party else sorted(parties)
         answer.append("The guarantee is for the most exposed institution, so it holds for all of them.")
-        head = ("institution", "records", "rounds that counted", "rounds missed")
-        rows = [
-            (name, f"{parties[name].records:,}", str(parties[name].counted), str(parties[name].missing))
-            for name in named
-        ]
-        return Section("What is protected?", tuple(answer), (head, *rows))
+        named = {name: parties[name] for name in ([party] if party else sorted(parties))}
+        table = [("institution", "records", "rounds that counted", "rounds missed")]
+        table += [(name, f"{one.records:,}", str(one.counted), str(one.missing)) for name, one in named.items()]
+        return Section("What is protected?", tuple(answer), tuple(table))
     if party:
         raise SpecError(f"party={party!r}: this run was simulated, its clients have no names")
     return Section("What is protected?", tuple(answer))
@@ -308,8 +316,9 @@ def _strength(row: ProvenRow) -> Section:
     )
 
 
-def _composition(report: Report, ledger: str | Path | None) -> tuple[Section, float]:
-    """What was charged for these records, and the largest ε that one file of them has spent in all."""
+def _composition(report: Report, row: ProvenRow, ledger: str | Path | None) -> tuple[Section, float]:
+    """What was charged for these records, at the terms of their budgets; and the largest ε that one file of them
+    has spent in all, at the terms of the run's own row."""
     question = "How does it combine with other releases?"
     if report.ledger is None:
         alone = (
@@ -317,7 +326,8 @@ def _composition(report: Report, ledger: str | Path | None) -> tuple[Section, fl
             "otherwise, adds to its ε."
         )
         return Section(question, (alone,)), 0.0
-    from dither.accounting.ledger import Ledger
+    from dither.accounting.ledger import Budget, Ledger
+    from dither.accounting.ledger.runs import EVERY_RECORD
     from dither.experiment.account import charged_accounts
 
     path = Path(ledger or report.ledger.file)
@@ -332,22 +342,27 @@ def _composition(report: Report, ledger: str | Path | None) -> tuple[Section, fl
             epsilon_text(spent.epsilon),
             epsilon_text(spent.budget.epsilon) if spent.budget else "none set",
             epsilon_text(max(spent.budget.epsilon - spent.epsilon, 0.0)) if spent.budget else "–",
-            f"{spent.delta:g}",
+            f"{spent.delta:.4g}",
+            SHORT_VIEWS[spent.view],
+            spent.adjacency,
         )
         for dataset, spent in accounts
     ]
-    sentence = (
+    answer = [
         "All runs on these records that were charged to this ledger, including this one. Other releases add to it."
-    )
-    section = Section(question, (sentence,), (("records", "runs", "spent ε", "budget", "left", "δ"), *table))
-    return section, max((spent.epsilon for _, spent in accounts), default=0.0)
+    ]
+    gaps = dict.fromkeys(gap for _, spent in accounts for gap in (*spent.numbers, spent.not_covered) if gap)
+    answer += [f"- Not covered by the spent ε: {gap}." for gap in gaps]
+    head = ("records", "runs", "spent ε", "budget", "left", "δ", "adversary", "neighbouring data")
+    terms = Budget(0.0, row.delta, row.view, row.adjacency)
+    totals = [book.total(dataset, EVERY_RECORD, terms) for dataset, _ in accounts]
+    return Section(question, tuple(answer), (head, *table)), max(totals, default=0.0)
 
 
 def _mechanism(report: Report) -> Section:
     spec, took_part = report.spec, report.participation
-    batch = (
-        "all records" if spec.batch_sampling == "full" else f"{spec.batch_size} records ({spec.batch_sampling})"
-    )
+    full = spec.batch_sampling == "full"
+    batch = "all records" if full else f"{spec.batch_size} records ({spec.batch_sampling})"
     source = _SOURCES.get(report.randomness, report.randomness)
     values = [
         ("method", report.method),
@@ -355,10 +370,7 @@ def _mechanism(report: Report) -> Section:
         ("local steps per round", str(spec.local_steps)),
         ("batch", batch),
         ("clip", f"{spec.privacy.clip_norm:g} ({spec.privacy.clip})"),
-        (
-            "noise",
-            f"Gaussian, {_SCALES[spec.privacy.noise]}, random numbers from {source}",
-        ),
+        ("noise", f"Gaussian, {_SCALES[spec.privacy.noise]}, random numbers from {source}"),
         ("secure aggregation", spec.aggregation),
         ("model parameters", f"{report.num_params:,}"),
         ("software", f"Dither {__version__}"),
@@ -395,18 +407,11 @@ def _evidence(report: Report, row: ProvenRow) -> Section:
     table = [
         ("claimed", epsilon_text(claim.value), f"the paper's formula, {claim.source}, per {claim.unit}"),
         ("proven", epsilon_text(row.value), f"this software's accountant: {row.recipe}"),
-        *(
-            (
-                "attacked",
-                f"at least {epsilon_text(each.value)}",
-                f"measured, {100 * each.confidence:.3g}% confidence",
-            )
-            for each in report.epsilon.attacked
-        ),
     ]
-    folder = Path(report.folder).name
-    answer = [
-        f"`dither account {folder}` recomputes the proven value, and `dither audit {folder}` attacks the run."
-    ]
-    answer += [f"The claim's condition fails: {text}." for text in report.epsilon.failing_conditions]
-    return Section("How do we know?", tuple(answer), (head, *table))
+    for attack in report.epsilon.attacked:
+        how = f"measured, {100 * attack.confidence:.3g}% confidence"
+        table.append(("attacked", f"at least {epsilon_text(attack.value)}", how))
+    name = Path(report.folder).name
+    commands = f"`dither account {name}` recomputes the proven value, and `dither audit {name}` attacks the run."
+    failing = (f"The claim's condition fails: {text}." for text in report.epsilon.failing_conditions)
+    return Section("How do we know?", (commands, *failing), (head, *table))

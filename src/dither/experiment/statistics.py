@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import ndtri
 
-from dither.accounting.ledger import Ledger
+from dither.data import hash_table
 from dither.errors import SpecError
 from dither.experiment import counting
+from dither.experiment.build import refuse_charged
 from dither.experiment.counting import Counter, Counting, Question
 from dither.experiment.folder import to_json
 from dither.privacy.discrete import Words, os_words
@@ -107,11 +108,15 @@ def statistics(
     """Private statistics of one table or of several, one for each institution. Every file is charged before the
     first look, to `ledger` or to the user's own. Data frames have no account: they must be declared `public`."""
     given = list(data) if isinstance(data, list | tuple) else [data]
+    contents = counting.digests(given)
     tables = [counting.read(each) for each in given]
     counting.check_budget(epsilon, delta)
     names = counting.shared_columns(tables, columns)
-    if not public:
-        counting.charge(Ledger(ledger or Ledger.default_path()), given, epsilon, delta, new_ledger=new_ledger)
+    if public:
+        for each, table in zip(given, tables, strict=True):
+            refuse_charged("data" if each is table else str(each), hash_table(table))
+    else:
+        counting.charge(ledger, given, contents, epsilon, delta, new_ledger=new_ledger)
     described = describe(Counting(tables, epsilon, delta, words), names)
     return Statistics(described, epsilon, delta, len(tables))
 
@@ -121,8 +126,7 @@ def describe(counter: Counter, names: Sequence[str]) -> tuple[ColumnStatistics, 
     kinds, present, ranges = survey(counter, names, _SHARES["survey"])
     numbers = {name: ranges[name] for name in names if kinds[name] == NUMBER}
     texts = [name for name in names if kinds[name] == CATEGORY]
-    look = _SHARES["look"] / max(1, len(numbers) + len(texts))
-    cells = _SHARES["cells"] / max(1, len(numbers) + len(texts))
+    look, cells = (_SHARES[step] / max(1, len(numbers) + len(texts)) for step in ("look", "cells"))
     described: dict[str, dict[str, Any]] = {}
     if numbers:
         closer = zoom(counter, numbers, look * len(numbers))
@@ -242,9 +246,6 @@ def _categories(counter: Counter, listed: Mapping[str, Sequence[str]], share: fl
     spread, described = _CONFIDENCE * std, {}
     for (name, names), part in zip(listed.items(), parts, strict=True):
         ordered = sorted(zip(names, part[0].tolist(), strict=False), key=lambda pair: -pair[1])
-        described[name] = {
-            "categories": {
-                category: Estimate(value, max(0.0, value - spread), value + spread) for category, value in ordered
-            }
-        }
+        counts = {each: Estimate(value, max(0.0, value - spread), value + spread) for each, value in ordered}
+        described[name] = {"categories": counts}
     return described

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 import platform
 import sys
 import time
@@ -12,29 +13,20 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
 
-from dither.accounting import ClientRange
+from dither.accounting import ClientRange, ProvenRow
 from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, data_id, rounds_in
-from dither.data import Dataset, file_digest, hash_records
-from dither.errors import BudgetExhausted, ClientRefused, DataError, DitherError, RunExists, SpecError
+from dither.data import check_unchanged, hash_records
+from dither.errors import BudgetExhausted, ClientRefused, DitherError, RunExists, SpecError
 from dither.experiment import build, plots
 from dither.experiment.build import Compiled, Experiment, build_experiment, choose
 from dither.experiment.folder import Checkpoint, RunFolder, lock, to_json, write_text
 from dither.experiment.metrics import diverged_model, judge_run
-from dither.experiment.report import (
-    DiskReads,
-    Epsilon,
-    LedgerCharge,
-    Report,
-    RoundingMargin,
-    RunTraffic,
-    encode,
-    load,
-)
+from dither.experiment.report import DiskReads, Epsilon, LedgerCharge, Report, RunTraffic, encode, load
 from dither.models import leaf_name
 from dither.simulation import distributed, engine
 from dither.simulation.arrays import Shards
@@ -43,10 +35,6 @@ from dither.simulation.streaming import Streamed
 from dither.spec import Spec, model_file
 from dither.spec.code import file_content, register_model
 from dither.types import Params, __version__
-
-if TYPE_CHECKING:
-    from dither.experiment.build import Experiment
-
 
 CHECKPOINT_SECONDS = 5.0
 _WAYS = {"no": "in memory", "yes": "streamed from the disk"}  # data.stream, and how provenance.json says it
@@ -64,8 +52,8 @@ class RunOptions(NamedTuple):
     on_start: Callable[[Experiment, Path, int], None] | None = None
     on_evaluation: Callable[[dict[str, Any]], None] | None = None
     records: Any = None
-    note: str = ""  # for the report
     keep_programs: bool = False
+    note: str = ""  # for the report
 
 
 # reason: the library's main entry point; every parameter but the spec is a keyword with a default
@@ -111,18 +99,8 @@ def run(
     if on_start is None and on_evaluation is None and in_notebook():
         bar = NotebookProgress()
         on_start, on_evaluation = bar.start, bar.update
-    options = RunOptions(
-        out,
-        resume,
-        data_dir,
-        ledger,
-        new_ledger,
-        checkpoint_seconds,
-        on_start,
-        on_evaluation,
-        data,
-        keep_programs=keep_programs,
-    )
+    place = (out, resume, data_dir, ledger, new_ledger)
+    options = RunOptions(*place, checkpoint_seconds, on_start, on_evaluation, data, keep_programs)
     if model is not None:
         name = register_model(model, "" if resume is None else RunFolder.open(resume).spec().model.name)
         values = {**(values or {}), "model.name": name}
@@ -163,7 +141,9 @@ def _run(
         return train(experiment, None, shards, None, clock, options)
     with clock("start_up"):
         if options.resume is None:
-            files = {**_schema_file(experiment.dataset), **model_source(spec)}
+            files = model_source(spec)
+            if (schema := experiment.dataset.schema) is not None:  # what was read from the records stays local
+                files["schema.toml" if experiment.dataset.covered else "local/schema.toml"] = schema.to_toml()
             origin = {**provenance(experiment), "devices": shards.devices}
             folder = RunFolder.create(path, spec, origin, files)
             local = {"data_digest": experiment.data_digest}
@@ -188,7 +168,7 @@ def _place(spec: Spec, out: str | Path | None, resume: str | Path | None) -> tup
     """The folder, and what process 0 tells the others of it and of the spec."""
     shared = {"spec": spec.to_toml(), "begun": {}, "complete": False}
     if resume is None:
-        path = Path(out) if out is not None else default_folder(spec)
+        path = Path(out) if out is not None else free_path("runs", spec)
         RunFolder(path).refuse_taken()  # before any data is loaded
         return path, shared
     folder = RunFolder.open(resume)
@@ -205,10 +185,8 @@ def spending(
 ) -> Spending | JointSpending | None:
     """The run's account in a ledger, or None for a set of the catalogue without one."""
     spec = experiment.spec
-    if spec.data.test_public and spec.data.test_path:
-        build.refuse_charged(spec.data.test_path)
+    check_public(experiment)
     if ledger is None and not spec.private:
-        check_public(experiment)
         return None
     if experiment.plan.assumed:
         raise SpecError(
@@ -220,6 +198,14 @@ def spending(
     book = Ledger(ledger or Ledger.default_path(), anchor=anchor)
     own_rows = spec.data.partition == "column"
     datasets = _identified(experiment, book, new_ledger=new_ledger)
+    held_out = _held_out(experiment, book)
+    for dataset, rows in zip(datasets, held_out, strict=True):
+        if spec.scored and rows and book.held_out(dataset) - {rows}:
+            raise SpecError(
+                f"data.test_public declares records of {book.called(dataset)} public that were charged as private "
+                "(other runs held out other records, or none): give the public ones in a file of their own "
+                "(data.test_path), or keep data.test_fraction, data.split and seed as they were"
+            )
     # The run's name in the ledger holds all that determines what it releases: a folder whose spec, seed, records
     # or surroundings were changed is another run, which pays for itself.
     made_of = np.frombuffer(build.origin(experiment, folder.provenance()).encode(), np.uint8)
@@ -236,6 +222,7 @@ def spending(
             clients=experiment.partition.names if own_rows else None,
             client=number if one_client_each else None,
             replay=spec.source_of_randomness == "seeded",
+            held_out=held_out[number],
         )
         for number, dataset in enumerate(datasets)
     ]
@@ -243,8 +230,10 @@ def spending(
 
 
 def check_public(experiment: Experiment) -> None:
-    """`SpecError` if training records that are declared public were charged before."""
+    """`SpecError` if records that are declared public, for training or for scores, were charged before."""
     spec, dataset = experiment.spec.data, experiment.dataset
+    if experiment.spec.scored and (spec.test_path or dataset.test_hashes is not None):
+        build.refuse_charged(spec.test_path or spec.path, dataset.test_hashes)
     files: list[tuple[str, np.ndarray | None]] = [(spec.path, dataset.record_hashes)]
     if dataset.sources:
         files = [(str(source.path), source.record_hashes) for source in dataset.sources]
@@ -255,14 +244,11 @@ def check_public(experiment: Experiment) -> None:
 def _identified(experiment: Experiment, book: Ledger, *, new_ledger: bool) -> list[str]:
     """The ledger's ids of the records: one for each file, after saying which records it holds."""
     spec, dataset = experiment.spec, experiment.dataset
-    files = [(str(source.path), source.content) for source in dataset.sources] or [
-        (spec.data.path, dataset.content)
-    ]
-    for path, content in files:
-        if content and file_digest(path) != content:
-            raise DataError(f"{path!r} changed after it was read; start the run again")
     if dataset.sources:
         ids = [data_id(book, path=str(source.path), digest=source.digest) for source in dataset.sources]
+        for source in dataset.sources:
+            if source.content:
+                check_unchanged(source.path, source.content)
         for each, source in zip(ids, dataset.sources, strict=True):
             rows = partial(np.asarray, source.record_hashes)
             name = f"{spec.data.id}/{source.name}" if spec.data.id else ""
@@ -270,6 +256,8 @@ def _identified(experiment: Experiment, book: Ledger, *, new_ledger: bool) -> li
         return ids
     # What was read is charged, not what lies there by now.
     only = data_id(book, path=spec.data.path, name=spec.data.name, digest=dataset.ledger_digest)
+    if dataset.content:
+        check_unchanged(spec.data.path, dataset.content)
     if spec.data.path:
         read = dataset.record_hashes
         book.identify(
@@ -280,6 +268,22 @@ def _identified(experiment: Experiment, book: Ledger, *, new_ledger: bool) -> li
             new_ledger=new_ledger,
         )
     return [only]
+
+
+def _held_out(experiment: Experiment, book: Ledger) -> list[str]:
+    """A name of the records in each file that are held out of training; empty if none is."""
+    dataset, scored = experiment.dataset, experiment.problem.test_rows[0]
+    if experiment.spec.data.split not in ("given", "rows"):  # the clients hold theirs out, of the pooled records
+        pooled = book.fingerprint(np.sort(scored)) if len(scored) else ""
+        return [pooled] * max(len(dataset.sources), 1)
+
+    def name(hashes: np.ndarray | None, rows: np.ndarray | None) -> str:
+        if hashes is None or rows is None or not len(rows):
+            return ""
+        return book.fingerprint(np.sort(hashes[0, rows]))
+
+    files = [name(each.record_hashes, each.test_rows) for each in dataset.sources]
+    return files or [name(dataset.record_hashes, dataset.test_rows)]
 
 
 def resume(path: str | Path, **arguments: Any) -> Report:
@@ -294,9 +298,9 @@ class _Outcome(NamedTuple):
     stopped: str  # why there are fewer than asked for; empty where all were made
     params: Params
     refused: np.ndarray  # updates of each client that were left out
-    missing: int  # the largest number of clients absent from a sum
     participation: np.ndarray
-    traffic: dict[str, Any]
+    clamped: int  # coordinates: exact, and so local
+    traffic: RunTraffic
     sharing_note: str
 
 
@@ -315,30 +319,21 @@ def train(
     recorder = _Recorder(experiment, folder, account, clock, options) if folder is not None else None
     with clock("start_up"):
         program = build.compiled(experiment, keep_programs=options.keep_programs, shards=shards)
-        state = program.simulation.start(program.inputs)
-    state, done = _resumed(state, program.simulation, recorder)
+        state, done = program.simulation.start(program.inputs), 0
+    if recorder is not None:
+        state, done = recorder.restored(state)
+    done = int(distributed.broadcast({"done": done})["done"])
+    if done and distributed.count() > 1:
+        with distributed.computing():
+            leaves, structure = jax.tree.flatten(state)
+            leaves = distributed.broadcast_arrays([distributed.fetched(leaf) for leaf in leaves])
+            state = program.simulation.shards.place(jax.tree.unflatten(structure, leaves), ())[0]
     if recorder is not None:
         plots.preload()
     outcome = _train_rounds(experiment, program, state, done, recorder, clock)
     # The rest is process 0's alone, and may take long: nothing below may need another's devices.
     distributed.part(BudgetExhausted.exit_code if outcome.stopped else 0)
     return _finish(cast(_Recorder, recorder), program, outcome)
-
-
-def _resumed(
-    state: engine.State, simulation: engine.Simulation, recorder: _Recorder | None
-) -> tuple[engine.State, int]:
-    """The state to continue from, in every process, and the rounds that are done."""
-    done = 0
-    if recorder is not None:
-        state, done = recorder.restored(state)
-        if recorder.options.on_start:
-            recorder.options.on_start(recorder.experiment, recorder.folder.path, done)
-    done = int(distributed.broadcast({"done": done})["done"])
-    if done:
-        with distributed.computing():
-            state = broadcast_state(state, simulation)
-    return state, done
 
 
 def _train_rounds(
@@ -383,8 +378,8 @@ def _train_rounds(
         stopped=stopped or build.stop_reason(experiment),
         params=params,
         refused=np.asarray(state.refused)[0],
-        missing=int(np.asarray(state.missing)[0]),
         participation=participation,
+        clamped=int(np.asarray(state.clamped)[0]) if simulation.aggregation is not None else 0,
         traffic=traffic(completed, simulation, state, simulation.sizes(state, inputs)),
         sharing_note=build.sharing_note(completed),
     )
@@ -396,91 +391,103 @@ def _finish(recorder: _Recorder, program: Compiled, outcome: _Outcome) -> Report
     experiment = recorder.experiment.first_rounds(outcome.rounds)
     folder.save_model({**experiment.model.frozen, **named_leaves(outcome.params)})
     report = _account_for(recorder, outcome)
+    found: dict[str, Any] = {}
     if spec.compare and not spec.data.path:
         simulation, rounds, _ = program
         with clock("without_noise"):
             reusable = simulation if rounds is simulation and simulation.shards.devices == 1 else None
-            score = without_noise(experiment, reusable)
-        if report.task == "regression":
-            report = replace(report, test_r2_without_noise=score)
-        else:
-            report = replace(report, test_accuracy_without_noise=score)
+            name = "test_r2" if report.task == "regression" else "test_accuracy"
+            found[f"{name}_without_noise"] = without_noise(experiment, reusable)
     rows = folder.metrics()
     with clock("scores"):
-        report, judged = _judged(report, experiment, outcome.params, folder)
+        judged, local_judged = _judged(experiment, outcome.params, folder)
+    report = replace(report, **found, **judged)
     if spec.scored:
         with clock("plot"):
             plots.draw_run(report, rows, folder.path / "plot.png")
     if isinstance(program.rounds, Streamed):
         report = replace(report, streamed=DiskReads(**program.rounds.report()))
     report = replace(report, timing=clock.report())  # of this process: what a resumed run did before is not in it
-    local = {
-        "train_loss": (folder.local_metrics() or rows)[-1]["train_loss"],
-        "clamped": outcome.traffic.get("clamped", 0),
-    }
-    local |= judged
+    train_loss = (folder.local_metrics() or rows)[-1]["train_loss"]
+    local = {"train_loss": train_loss, "clamped": outcome.clamped, **local_judged}
     if experiment.dataset.label_bounds is not None:  # which may have been read from the records
         local["label_bounds"] = list(experiment.dataset.label_bounds)
     report.save(local)
     return report
 
 
-def _judged(
-    report: Report, experiment: Experiment, params: Params, folder: RunFolder
-) -> tuple[Report, dict[str, Any]]:
-    """The report with scores and advice on public test records; where there are none, those on the clients'
-    records, which stay local, and whether the released model diverged."""
+def _judged(experiment: Experiment, params: Params, folder: RunFolder) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Scores and advice for the report, on public test records; where there are none, whether the released model
+    diverged. And those for local/summary.json, on the clients' records, where test records are not public."""
     public = experiment.spec.scored
     diverged = None if public else diverged_model(experiment, params)
     if diverged is not None:  # it needs no other advice
-        return replace(report, advice=(diverged,)), {}
+        return {"advice": (diverged,)}, {}
     rows = folder.metrics() if public else folder.local_metrics()
     judgement = judge_run(experiment, params, rows, local=not public)
-    if judgement is None:
-        return report, {}
-    if public:
-        return replace(report, scores=judgement.scores, advice=judgement.advice), {}
-    return report, {"scores": encode(judgement.scores), "advice": encode(judgement.advice)}
+    found = {} if judgement is None else judgement._asdict()
+    return (found, {}) if public else ({}, encode(found))
 
 
 def _account_for(recorder: _Recorder, outcome: _Outcome) -> Report:
     """The report of the rounds that were made: scores, proven ε, traffic, and notes on what went wrong."""
-    folder, spec, missing = recorder.folder, recorder.spec, outcome.missing
+    folder, spec, seen = recorder.folder, recorder.spec, outcome.traffic
     experiment = recorder.experiment.first_rounds(outcome.rounds)
     # Also what was undone and never made again; and what only the ledger remembers, if the folder is an old copy.
-    begun = folder.begun()
-    if recorder.account is not None:
-        begun = max(begun, recorder.account.stretches(), key=rounds_in)
+    begun, account = folder.begun(), recorder.account
+    if account is not None:
+        begun = max(begun, account.stretches(), key=rounds_in)
     released = recorder.experiment.realised(begun) if recorder.fresh else experiment
-    repeated = len(released.cohorts) - len(experiment.cohorts)
+    repeated, missing = len(released.cohorts) - len(experiment.cohorts), seen.most_missing
     if repeated:  # how undone rounds ended is unknown
         missing = max(missing, build.tolerated(spec))
     with recorder.clock("accounting"):
         report = report_of(released, folder, folder.metrics(), outcome.participation, missing)
-    sent = {name: value for name, value in outcome.traffic.items() if name != "clamped"}
-    report = replace(report, repeated_rounds=repeated, traffic=RunTraffic(**sent))
+    names, notes = experiment.partition.names, []
+    left_out = {names[i]: int(outcome.refused[i]) for i in np.flatnonzero(outcome.refused)}
     if repeated:
-        report = report.with_notes(
+        notes.append(
             f"{repeated} rounds were undone when the run was interrupted, and repeated rounds have fresh noise: "
             "the proven ε counts all of them"
         )
-    report = _with_aggregation(report, released, missing)
-    if outcome.refused.any():
-        names = experiment.partition.names
-        left_out = {names[i]: int(outcome.refused[i]) for i in np.flatnonzero(outcome.refused)}
-        report = replace(report, refused=left_out)
-        report = report.with_notes(f"updates that were not finite were left out: {left_out}")
-    if recorder.options.note:
-        report = report.with_notes(recorder.options.note)
-    if outcome.sharing_note:
-        report = report.with_notes(outcome.sharing_note)
+    if seen.lost:
+        notes.append(
+            f"{seen.lost} uploads were lost, at most {missing} in a round; the proven ε of sums takes no credit "
+            "for the noise of missing clients"
+        )
+    if seen.void_rounds:
+        notes.append(f"{seen.void_rounds} of {report.rounds} rounds had too few clients and are void")
+    if left_out:
+        notes.append(f"updates that were not finite were left out: {left_out}")
+    notes += filter(None, (recorder.options.note, outcome.sharing_note))
+    epsilon = replace(report.epsilon, table=_clamp_noted(report.epsilon.table, seen.bound, spec))
     if outcome.stopped:
-        claim = build.claim_after(experiment, report.rounds)
-        report = replace(report, stopped=outcome.stopped, epsilon=replace(report.epsilon, claimed=claim))
-    if recorder.account is not None:
-        charge = LedgerCharge(str(recorder.account.ledger.path), recorder.account.dataset)
-        report = replace(report, ledger=charge)
-    return report
+        epsilon = replace(epsilon, claimed=build.claim_after(experiment, report.rounds))
+    return replace(
+        report,
+        notes=(*report.notes, *notes),
+        repeated_rounds=repeated,
+        traffic=replace(seen, rounding=build.rounding(released, missing)),
+        epsilon=epsilon,
+        refused=left_out,
+        stopped=outcome.stopped,
+        ledger=None if account is None else LedgerCharge(str(account.ledger.path), account.dataset),
+    )
+
+
+def _clamp_noted(table: tuple[ProvenRow, ...], bound: float | None, spec: Spec) -> tuple[ProvenRow, ...]:
+    """The table, where it takes credit for rounded sums with what clamping means for that."""
+    if bound is None or spec.secagg.noise == "discrete":
+        return table
+    # How many were is exact, and so stays local.
+    limit = (
+        f"coordinates beyond {bound:g} are clamped before the sum: the credit holds only if none was "
+        "clamped (local/summary.json)"
+    )
+    return tuple(
+        replace(row, not_covered=(*row.not_covered, limit)) if any("G8" in t for t in row.not_covered) else row
+        for row in table
+    )
 
 
 class _Recorder:
@@ -512,12 +519,20 @@ class _Recorder:
                 "never stored, and a new order could use a record twice in one epoch; start a new run"
             )
         if checkpoint is not None:
-            _check_belongs(checkpoint, self.spec, self.experiment.data_digest, folder)
+            _check_spec(folder, self.spec, checkpoint.spec_digest)
+            digest = self.experiment.data_digest
+            if checkpoint.data_digest != digest:
+                raise RunExists(
+                    f"the checkpoint in {str(folder.path)!r} was made with other data "
+                    f"({checkpoint.data_digest[:12]}, now {digest[:12]}); restore the data, or start a new run"
+                )
             state, done = restore(state, checkpoint.leaves), checkpoint.round
         folder.drop_metrics_after(done)
         rows = folder.metrics()
         self.seconds_before = float(rows[-1]["seconds"]) if rows else 0.0
         folder.begin(done, done)  # an earlier outcome no longer holds
+        if self.options.on_start:
+            self.options.on_start(self.experiment, folder.path, done)
         return state, done
 
     def charge(self, start: int, end: int) -> tuple[int, str]:
@@ -547,8 +562,13 @@ class _Recorder:
         last: bool,
     ) -> None:
         """Append the metrics; write a checkpoint at the end, at an interruption and now and then."""
-        if self.spec.federation.refused == "abort":
-            _check_refused(state, stop)
+        refused = np.flatnonzero(np.asarray(state.refused)[0])
+        if len(refused) and self.spec.federation.refused == "abort":
+            names = ", ".join(map(str, refused[:5])) + (", ..." if len(refused) > 5 else "")
+            raise ClientRefused(
+                f"client {names} sent an update that is not finite by round {stop}; lower client_lr "
+                "or the noise, or check that client's records"
+            )
         now, asked = time.perf_counter(), interrupt.asked  # read once: no end without its checkpoint
         released, local = split_scores(scores, self.spec)
         row = {"round": stop, **released, "seconds": round(self.seconds_before + now - self.began, 3)}
@@ -561,16 +581,6 @@ class _Recorder:
             self.options.on_evaluation({**row, "local": local})
         if asked and stop < self.num_rounds:
             raise KeyboardInterrupt
-
-
-def broadcast_state(state: engine.State, simulation: engine.Simulation) -> engine.State:
-    """Process 0's state, on the devices of all processes."""
-    if distributed.count() == 1:
-        return state
-    leaves, structure = jax.tree.flatten(state)
-    leaves = distributed.broadcast_arrays([distributed.fetched(leaf) for leaf in leaves])
-    placed: engine.State = simulation.shards.place(jax.tree.unflatten(structure, leaves), ())[0]
-    return placed
 
 
 def without_noise(experiment: Experiment, compiled_rounds: engine.Simulation | None = None) -> float:
@@ -638,64 +648,33 @@ def report_of(
 
 def traffic(
     experiment: Experiment, simulation: engine.Simulation, state: engine.State, sizes: tuple[int, int]
-) -> dict[str, Any]:
+) -> RunTraffic:
     """What an average client sends and receives in a round, and how many uploads were lost."""
     message, upload = sizes
     how = simulation.aggregation
-    amounts: dict[str, Any] = {
-        "aggregation": experiment.spec.aggregation,
-        "upload_bytes": 4 * upload,
-        "download_bytes": 4 * message,
-        "lost": int(np.asarray(state.lost).sum()),
-        "most_missing": int(np.asarray(state.missing)[0]),
-        "void_rounds": int(np.asarray(state.void)[0]),
-    }
-    if how is None:
-        return amounts
-    amounts["bound"], amounts["clamped"] = how.how.bound, int(np.asarray(state.clamped)[0])  # see `train`
-    if simulation.aggregators and how.mode == "real":
+    sent: float = 4 * upload
+    received: float = 0
+    protocol: dict[str, Any] = {}
+    if how is not None and how.mode == "real" and simulation.aggregators:
         (aggregator,) = simulation.aggregators
-        seen = aggregator.traffic.report()
-        amounts |= {**seen, "download_bytes": seen["download_bytes"] + 4 * message}
-        amounts["enrol_seconds"] = aggregator.enrol_seconds
-    else:
+        protocol = {**aggregator.traffic.report(), "enrol_seconds": aggregator.enrol_seconds}
+        sent, received = protocol.pop("upload_bytes"), protocol.pop("download_bytes")
+    elif how is not None:
         from dither.secagg.messages import round_bytes  # needs cryptography, which a plain run does not
 
         sent, received = round_bytes(
-            upload, experiment.spec.cohort_size, modulus_bits=how.how.modulus_bits, colluders=how.colluders
+            upload, experiment.spec.cohort_size, modulus_bits=how.how.modulus_bits, colluders=how.rules.colluders
         )
-        amounts |= {"upload_bytes": sent, "download_bytes": received + 4 * message}
-    return amounts
-
-
-def _with_aggregation(report: Report, experiment: Experiment, missing: int) -> Report:
-    """The report with what encoding and lost clients mean for the proof."""
-    seen, table = report.traffic, report.epsilon.table
-    if seen is None:
-        return report
-    if seen.lost:
-        report = report.with_notes(
-            f"{seen.lost} uploads were lost, at most {missing} in a round; the proven ε of sums takes no credit "
-            "for the noise of missing clients"
-        )
-    if seen.void_rounds:
-        report = report.with_notes(
-            f"{seen.void_rounds} of {report.rounds} rounds had too few clients and are void"
-        )
-    if seen.bound is not None and experiment.spec.secagg.noise != "discrete":
-        # How many were is exact, and so stays local.
-        limit = (
-            f"coordinates beyond {seen.bound:g} are clamped before the sum: the credit holds only if none was "
-            "clamped (local/summary.json)"
-        )
-        table = tuple(
-            replace(row, not_covered=(*row.not_covered, limit)) if any("G8" in t for t in row.not_covered) else row
-            for row in table
-        )
-    margin = build.rounding(experiment, missing)
-    if margin is not None:
-        seen = replace(seen, rounding=RoundingMargin(**margin))
-    return replace(report, traffic=seen, epsilon=replace(report.epsilon, table=table))
+    return RunTraffic(
+        aggregation=experiment.spec.aggregation,
+        upload_bytes=sent,
+        download_bytes=received + 4 * message,
+        lost=int(np.asarray(state.lost).sum()),
+        most_missing=int(np.asarray(state.missing)[0]),
+        void_rounds=int(np.asarray(state.void)[0]),
+        bound=None if how is None else how.how.bound,
+        **protocol,
+    )
 
 
 UNSCORED = (
@@ -709,13 +688,6 @@ def split_scores(scores: Mapping[str, float], spec: Spec) -> tuple[dict[str, Any
     public = ("test_accuracy", "test_r2", "loss")
     released = {name: scores[name] if spec.scored else None for name in public if name in scores}
     return released, {name: value for name, value in scores.items() if name not in public}
-
-
-def _schema_file(dataset: Dataset) -> dict[str, str]:
-    """schema.toml; bounds and categories that were read from the records stay local."""
-    if dataset.schema is None:
-        return {}
-    return {"schema.toml" if dataset.covered else "local/schema.toml": dataset.schema.to_toml()}
 
 
 def model_source(spec: Spec) -> dict[str, str]:
@@ -754,14 +726,12 @@ def provenance(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def default_folder(spec: Spec) -> Path:
-    """runs/METHOD-DATA-TIME, made distinct when two start in the same second."""
+def free_path(parent: str, spec: Spec) -> Path:
+    """PARENT/METHOD-DATA-TIME, with a number appended if two start in the same second."""
     stem = Path(spec.data.title).stem.replace(" ", "-").strip("*")
-    base = Path("runs") / f"{Path(spec.method).stem}-{stem}-{datetime.now():%Y%m%d-%H%M%S}"
-    path, number = base, 2
-    while path.exists():
-        path, number = base.with_name(f"{base.name}-{number}"), number + 1
-    return path
+    base = Path(parent) / f"{Path(spec.method).stem}-{stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    numbered = (base.with_name(f"{base.name}-{number}") for number in itertools.count(2))
+    return next(path for path in itertools.chain([base], numbered) if not path.exists())
 
 
 def named_leaves(params: Params) -> dict[str, np.ndarray]:
@@ -780,31 +750,12 @@ def restore(like: engine.State, leaves: list[np.ndarray]) -> engine.State:
     return restored
 
 
-def _check_belongs(checkpoint: Checkpoint, spec: Spec, digest: str, folder: RunFolder) -> None:
-    _check_spec(folder, spec, checkpoint.spec_digest)
-    if checkpoint.data_digest != digest:
-        raise RunExists(
-            f"the checkpoint in {str(folder.path)!r} was made with other data "
-            f"({checkpoint.data_digest[:12]}, now {digest[:12]}); restore the data, or start a new run"
-        )
-
-
 def _check_spec(folder: RunFolder, spec: Spec, digest: str = "") -> None:
     digest = digest or folder.spec().digest()
     if digest != spec.digest():
         raise RunExists(
             f"the checkpoint in {str(folder.path)!r} is from another spec ({digest[:12]}, this one is "
             f"{spec.digest()[:12]}); resume with the folder's own spec.toml unchanged, or start a new run"
-        )
-
-
-def _check_refused(state: engine.State, round: int) -> None:
-    refused = np.flatnonzero(np.asarray(state.refused)[0])
-    if len(refused):
-        names = ", ".join(str(number) for number in refused[:5]) + (", ..." if len(refused) > 5 else "")
-        raise ClientRefused(
-            f"client {names} sent an update that is not finite by round {round}; lower client_lr "
-            "or the noise, or check that client's records"
         )
 
 

@@ -473,6 +473,7 @@ def _releases(info: types.RoundInfo, hyper: Hyper, plan: PrivacyPlan, error: flo
     if plan.batch_sampling.startswith("poisson"):
         used = sampling.of_round(local.batch_sampler(plan).sampling(info.size), plan.local_steps)
     uplink, downlink = float(hyper["uplink_std"]), float(hyper["downlink_std"])
+    counted = 0.0 if plan.noise_projected else uplink  # of the uploads' noise, in a broadcast
     return (
         types.Release(
             "uplink",
@@ -485,7 +486,7 @@ def _releases(info: types.RoundInfo, hyper: Hyper, plan: PrivacyPlan, error: flo
         ),
         types.Release(
             "downlink",
-            aggregate_std(plan, uplink, downlink, plan.silent),
+            aggregate_std(plan, counted, downlink, plan.silent),
             reach * float(weights.max()),
             1,
             used,

@@ -14,6 +14,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -114,40 +115,33 @@ def count_params(params: Params) -> int:
 # Models
 
 
-def _zeros(num_features: int, num_outputs: int) -> Callable[[Key], Params]:
-    """One dense layer that starts at 0."""
-    return lambda key: {"out": {"w": jnp.zeros((num_features, num_outputs)), "b": jnp.zeros((num_outputs,))}}
+def _one_layer(num_features: int, num_outputs: int, last: Callable[[Array], Array], **known: Any) -> Model:
+    """One dense layer that starts at 0: convex in its parameters."""
+
+    def init(key: Key) -> Params:
+        return {"out": {"w": jnp.zeros((num_features, num_outputs)), "b": jnp.zeros((num_outputs,))}}
+
+    def apply(params: Params, x: Array) -> Array:
+        return last(_dense(params["out"], x))
+
+    return Model(init, apply, layers=(Dense("out", last),), convex=True, **known)
 
 
 def logistic(num_features: int) -> Model:
     """Binary logistic regression with a bias, started at 0 as in Secure FedAvg."""
-
-    def apply(params: Params, x: Array) -> Array:
-        return _dense(params["out"], x)[..., 0]
-
-    init, layers = _zeros(num_features, 1), (Dense("out", _squeeze),)
-    return Model(init, apply, layers=layers, convex=True, name="logistic", curvature=0.25)
+    return _one_layer(num_features, 1, _squeeze, name="logistic", curvature=0.25)
 
 
 def linear(num_features: int) -> Model:
     """Linear regression with a bias; parameters of 0 predict the middle of the label's bounds."""
-
-    def apply(params: Params, x: Array) -> Array:
-        return _from_middle(_dense(params["out"], x))
-
-    init, layers = _zeros(num_features, 1), (Dense("out", _from_middle),)
-    return Model(init, apply, layers, True, "linear", squared, "regression", curvature=1.0)
+    known = {"name": "linear", "loss": squared, "task": "regression", "curvature": 1.0}
+    return _one_layer(num_features, 1, _from_middle, **known)
 
 
 def softmax(num_features: int, num_classes: int) -> Model:
     """Multinomial logistic regression with a bias, started at 0."""
-
-    def apply(params: Params, x: Array) -> Array:
-        return _dense(params["out"], x)
-
     curvature = 0.5 if num_classes == 2 else None
-    init, layers = _zeros(num_features, num_classes), (Dense("out", _identity),)
-    return Model(init, apply, layers=layers, convex=True, name="softmax", curvature=curvature)
+    return _one_layer(num_features, num_classes, _identity, name="softmax", curvature=curvature)
 
 
 def mlp(num_features: int, num_classes: int, hidden: Sequence[int], start: str = "uniform") -> Model:
@@ -202,24 +196,14 @@ def cnn(
 
     def init(key: Key) -> Params:
         keys = jax.random.split(key, len(channels) + 2)
-        params = {}
-        fan = depth
-        for i, out in enumerate(channels):
-            scale = math.sqrt(1 / (9 * fan))
-            params[f"conv{i}"] = {
-                "w": jax.random.normal(keys[i], (3, 3, fan, out)) * scale,
-                "b": jnp.zeros((out,)),
-            }
-            fan = out
-        params["dense"] = {
-            "w": jax.random.normal(keys[-2], (flat, width)) * math.sqrt(1 / flat),
-            "b": jnp.zeros((width,)),
-        }
-        params["out"] = {
-            "w": jax.random.normal(keys[-1], (width, num_classes or 1)) * math.sqrt(1 / width),
-            "b": jnp.zeros((num_classes or 1,)),
-        }
-        return params
+
+        def layer(at: int, *shape: int) -> Params:
+            scale = math.sqrt(1 / math.prod(shape[:-1]))
+            return {"w": jax.random.normal(keys[at], shape) * scale, "b": jnp.zeros(shape[-1:])}
+
+        depths = enumerate(pairwise([depth, *channels]))
+        params = {f"conv{at}": layer(at, 3, 3, *depth) for at, depth in depths}
+        return {**params, "dense": layer(-2, flat, width), "out": layer(-1, width, num_classes or 1)}
 
     def apply(params: Params, x: Array) -> Array:
         x = x.reshape(x.shape[0], *image_shape)
@@ -251,28 +235,25 @@ def make(
         raise SpecError(
             f"model.name={name!r} is for classes, but the label is a number; use 'linear', 'mlp' or 'cnn'"
         )
-    if name == "linear":
-        if num_classes:
-            raise SpecError(
-                f"model.name='linear' is for regression, but the label has {num_classes} classes; use "
-                f"{'logistic' if num_classes == 2 else 'softmax'!r}"
-            )
-        return linear(num_features)
-    if name == "logistic":
-        if num_classes != 2:
-            raise SpecError(
-                f"model.name='logistic' is binary but the data has {num_classes} classes; use 'softmax'"
-            )
-        return logistic(num_features)
-    if name == "softmax":
-        return softmax(num_features, num_classes)
-    if name == "mlp":
-        return mlp(num_features, num_classes, hidden or (64,), start)
-    if name == "cnn":
-        if len(image_shape) != 3:
-            raise SpecError("model.name='cnn' needs images; this data set is a table, use 'mlp'")
-        return cnn(image_shape, num_classes, hidden or (16, 32))
-    raise SpecError(f"unknown model.name={name!r}{did_you_mean(name, MODELS)}")
+    if num_classes and name == "linear":
+        raise SpecError(
+            f"model.name='linear' is for regression, but the label has {num_classes} classes; use "
+            f"{'logistic' if num_classes == 2 else 'softmax'!r}"
+        )
+    if num_classes != 2 and name == "logistic":
+        raise SpecError(f"model.name='logistic' is binary but the data has {num_classes} classes; use 'softmax'")
+    if len(image_shape) != 3 and name == "cnn":
+        raise SpecError("model.name='cnn' needs images; this data set is a table, use 'mlp'")
+    makers: dict[str, Callable[[], Model]] = {
+        "logistic": lambda: logistic(num_features),
+        "linear": lambda: linear(num_features),
+        "softmax": lambda: softmax(num_features, num_classes),
+        "mlp": lambda: mlp(num_features, num_classes, hidden or (64,), start),
+        "cnn": lambda: cnn(image_shape, num_classes, hidden or (16, 32)),
+    }
+    if name not in makers:
+        raise SpecError(f"unknown model.name={name!r}{did_you_mean(name, MODELS)}")
+    return makers[name]()
 
 
 def from_spec(spec: ModelSpec, num_features: int, num_classes: int, image_shape: Sequence[int]) -> Model:

@@ -281,7 +281,7 @@ def _host_subsets(keys: noise.HostKeys, population: int, count: int) -> np.ndarr
         np.bitwise_xor(*noise.host_words((halves[0][:, at], halves[1][:, at]), np.arange(count))) for at in (0, 1)
     )
     fresh = np.arange(population - count, population)
-    draws: np.ndarray = _below(high, low, (fresh + 1).astype(np.uint32)).astype(np.int32)
+    draws: np.ndarray = _below(high, low, (fresh + 1).astype(np.uint32), population).astype(np.int32)
     row, taken = np.arange(len(draws)), np.zeros((len(draws), population), bool)
     for at in range(count):
         draws[:, at] = np.where(taken[row, draws[:, at]], fresh[at], draws[:, at])
@@ -301,11 +301,19 @@ def _host_order(keys: noise.HostKeys, population: int, count: int) -> np.ndarray
     return order[:, :count]
 
 
-def _below(high: Array, low: Array, span: Array) -> Array:
-    """Numbers below `span` from two random words each, in JAX or NumPy: high · 2^32 + low modulo `span`, as far as
-    32 bits go."""
-    wrapped = np.uint32(2**16) % span
-    return (high % span * (wrapped * wrapped % span) + low % span) % span
+def _below(high: Array, low: Array, span: Array, largest: int) -> Array:
+    """Numbers below `span`, at most `largest`, from two random words each, in JAX or NumPy: high · 2^32 + low
+    modulo `span`."""
+    if largest <= 2**16:
+        wrapped = np.uint32(2**16) % span
+        return (high % span * (wrapped * wrapped % span) + low % span) % span
+    if largest > 2**28:
+        raise SpecError(f"a client has {largest} records; batches are drawn from at most {2**28}")
+    rest = high * np.uint32(0)  # that product would overflow, and some numbers come too often: four bits at a time
+    for word in (high, low):
+        for shift in range(28, -1, -4):
+            rest = (rest * np.uint32(16) + (word >> np.uint32(shift) & np.uint32(15))) % span
+    return rest
 
 
 def _sorts(count: int, largest: int, *, rows: int) -> bool:
@@ -325,7 +333,7 @@ def subset(key: Key, population: Array | int, count: int, *, largest: int, rows:
         return jax.vmap(lambda k: permutation(k, population, largest=largest)[:count])(keys)
     fresh = (population - count + jnp.arange(count)).astype(jnp.int32)
     high, low = (jax.random.bits(half, (rows, count), jnp.uint32) for half in jax.random.split(key))
-    draws = _below(high, low, jnp.maximum(fresh + 1, 1).astype(jnp.uint32)).astype(jnp.int32)
+    draws = _below(high, low, jnp.maximum(fresh + 1, 1).astype(jnp.uint32), largest).astype(jnp.int32)
     if count == 1:
         return draws
     if largest <= 64 * count and jax.default_backend() == "cpu":

@@ -19,6 +19,7 @@ import numpy as np
 from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
+from dither.errors import SpecError
 from dither.simulation import distributed
 from dither.simulation.arrays import ONE_DEVICE, Shards
 from dither.types import __version__
@@ -34,10 +35,22 @@ _is_set_up = False
 def set_up() -> None:
     """Set up the cache and the cores, once per process, before it computes anything."""
     global _is_set_up
+    _refuse_fast_math()
     if not _is_set_up:
         _is_set_up = True
         _split_cpu()
         _keep_programs()
+
+
+def _refuse_fast_math() -> None:
+    """Under fast math the compiler may drop every check for a number that is not finite: a clip bounds nothing."""
+    for flag in os.environ.get("XLA_FLAGS", "").split():
+        name, _, value = flag.partition("=")
+        if name.endswith("_enable_fast_math") and value.lower() not in ("false", "0"):
+            raise SpecError(
+                f"XLA_FLAGS has {flag}: proofs need the arithmetic of IEEE 754, and fast math lets one record "
+                "move an update beyond any clip; leave the flag out"
+            )
 
 
 def connect(coordinator: str, *, count: int, number: int, on_wait: Callable[[], None] = lambda: None) -> None:

@@ -71,9 +71,7 @@ def _options(entries: Mapping[str, Any], section: str = "") -> dict[str, Option]
     options: dict[str, Option] = {}
     for name, entry in entries.items():
         if "help" in entry:
-            values: dict[str, Any] = {
-                key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()
-            }
+            values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
             options[section + name] = Option(**values)
         else:
             options |= _options(entry, f"{name}.")
@@ -546,6 +544,7 @@ def _method_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+_LEAST_FACTOR = 2.0**-100  # of a noise or a rate that falls over a run: float32 rounds what is below 2^-126 to 0
 _LEAST_CLIP = 1e-6  # beside it the squares that float32 loses do not count (docs/privacy.md, Totality)
 
 
@@ -601,6 +600,7 @@ def _check_together(spec: Spec) -> None:
             f"privacy.noise_decay_start={spec.privacy.noise_decay_start} exceeds num_rounds={spec.num_rounds}; "
             f"lower it"
         )
+    _check_falling(spec)
     if spec.privacy.noise == "given" and spec.privacy.noise_std == 0:
         raise SpecError("privacy.noise='given' needs privacy.noise_std above 0; for no noise use 'none'")
     if spec.secagg.mode in ("ideal", "real") and spec.cohort_size == 1:
@@ -610,6 +610,25 @@ def _check_together(spec: Spec) -> None:
         )
     if spec.secagg.noise == "discrete" and spec.aggregation == "off":
         raise SpecError("secagg.noise='discrete' is noise on integers; set secagg.mode to 'ideal' or 'real'")
+
+
+def _check_falling(spec: Spec) -> None:
+    """Refuse noise and rates that the compiled rounds would compute as 0: proofs take them as they are."""
+    privacy, steps = spec.privacy, spec.num_rounds * spec.local_steps
+    turns = spec.num_rounds - privacy.noise_decay_start
+    turns *= {"constant": 0, "rounds": 1, "steps": spec.local_steps}[privacy.noise_schedule]
+    fallen = privacy.noise_decay ** (turns / 2)  # noise_decay is the factor of the variance
+    if fallen < _LEAST_FACTOR:
+        raise SpecError(
+            f"privacy.noise_decay={privacy.noise_decay:g} shrinks the noise to {fallen:.2g} of its start: float32 "
+            "would make 0 of it; raise noise_decay or noise_decay_start"
+        )
+    slowest = spec.client_lr / (1 + spec.lr_decay * steps)
+    if slowest < _LEAST_FACTOR:
+        raise SpecError(
+            f"client_lr={spec.client_lr:g} falls to {slowest:.2g} by lr_decay={spec.lr_decay:g}: float32 would "
+            "make 0 of it; raise client_lr or lower lr_decay"
+        )
 
 
 def _check_data(spec: Spec) -> None:

@@ -152,23 +152,23 @@ def _taps(folder):
 
     def passed_on(arguments):
         """What the gate has taken out of TLS and hands on to the SuperLink."""
-        import httpx
+        from dither.federation.flower.gate import _Line
 
-        honest = httpx.AsyncClient.stream
+        honest = _Line.ask
 
-        def stream(self, method, url, *, content, **more):
+        async def ask(self, request, body):
             async def kept():
                 parts = []
-                async for part in content:
+                async for part in body:
                     parts.append(part)
                     yield part
                 keep("gate", b"".join(parts))
 
-            return honest(self, method, url, content=kept(), **more)
+            return await honest(self, request, kept())
 
         if not getattr(honest, "tapped", False):
-            stream.tapped = True
-            httpx.AsyncClient.stream = stream
+            ask.tapped = True
+            _Line.ask = ask
 
     def answers(found):
         for _, body in found:
@@ -176,7 +176,7 @@ def _taps(folder):
                 keep("coordinator", body)
 
     return [
-        ("dither.federation.flower.superlink", "Gate.__enter__", "before", passed_on),
+        ("dither.federation.flower.gate", "Gate.__enter__", "before", passed_on),
         (
             "dither.federation.flower.apps",
             "GridTransport.pull",
@@ -188,9 +188,9 @@ def _taps(folder):
         (_SESSION, "ServerSession.open", "result", lambda words: keep("sum", pickle.dumps(words))),
         (
             "dither.federation.state",
-            "PartyStore.save_pending",
+            "PartyStore.save",
             "before",
-            lambda arguments: keep("row", pickle.dumps(arguments[1].row)),
+            lambda arguments: hasattr(arguments[1], "row") and keep("row", pickle.dumps(arguments[1].row)),
         ),
     ]
 

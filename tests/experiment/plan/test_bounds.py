@@ -39,7 +39,7 @@ def priced(method, epsilon=4.0, rounds=(5, 20, 80), clients=4):
         candidates.clip_key(method): (bounds.theory_clip(base, CONSTANTS),),
         "client_lr": (1.0,),
     }
-    points = candidates.points(base, candidates.search_space(base, 1000, given), 1000)
+    points = candidates.points(base, 1000, given)
     return base, [candidates.candidate(base, point, COUNTS) for point in points]
 
 

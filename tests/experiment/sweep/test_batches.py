@@ -21,7 +21,7 @@ def test_batches_stay_small_enough():
 
 def test_memory_splits_a_sweep():
     experiment = build.build_experiment(BASE, dataset=DATASET)
-    each, shared = batches.run_bytes(experiment, "cpu"), batches.shared_bytes(experiment, "cpu")
+    shared, each = batches.batch_memory(experiment, "cpu")
     assert batches.runs_at_once(experiment, "cpu", shared + 3.5 * each) == 3
     assert batches.runs_at_once(experiment, "cpu", shared / 2) == 1  # one run is made whatever it takes
     assert batches.parse_bytes("4GB") == 4e9

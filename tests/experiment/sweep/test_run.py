@@ -103,15 +103,15 @@ def test_the_folder_says_what_the_sweep_returned(folders):
 def test_runs_without_noise_are_a_line(folders, tmp_path):
     _, whole, *_ = folders
     values = [{"privacy.epsilon": epsilon, "seed": seed} for epsilon in (1.0, 2.0, np.inf) for seed in (0, 1)]
-    specs = tuple(BASE.with_values(each) for each in values)
-    draw_sweep(replace(whole, specs=specs, keys=("privacy.epsilon", "seed")), tmp_path / "plot.png")
+    runs = tuple(replace(run, spec=BASE.with_values(each)) for run, each in zip(whole, values, strict=True))
+    draw_sweep(replace(whole, runs=runs, keys=("privacy.epsilon", "seed")), tmp_path / "plot.png")
     assert "dashed: without noise" in (tmp_path / "plot.svg").read_text()
 
 
 def test_each_run_is_proved_as_it_would_be_alone(folders):
     _, whole, *_ = folders
-    for run in whole.runs:
-        spec = run.outcome.spec
+    for run in whole:
+        spec = run.spec
         rows = build.build_experiment(spec, dataset=DATASET).accountant().table()
         (alone,) = (
             row
@@ -153,9 +153,10 @@ def test_a_list_of_specs_is_a_sweep_without_a_folder(monkeypatch):
     made = {n: batches.Outcome(spec, [{"round": 1}], None, np.zeros(1)) for n, spec in enumerate(specs)}
     monkeypatch.setattr(batches, "train_batches", lambda plan, *, on_batch, **_: on_batch(made))
     found = dither.sweep(specs, dataset=DATASET)
-    assert list(found) == list(made.values())
+    assert [run.spec for run in found] == specs
+    assert [run.metrics for run in found] == [[{"round": 1}]] * 2
     assert found.keys == ("seed",)
-    assert [run.proven for run in found.runs] == [None, None]
+    assert [run.proven for run in found] == [None, None]
 
 
 # The grid
@@ -254,6 +255,7 @@ def test_each_run_of_a_private_sweep_is_charged(tmp_path):
     (dataset,) = book.datasets()
     assert len(book.spent(dataset)[0].runs) == 2
     assert 1.0 < book.spent(dataset)[0].epsilon < 1.5
+    assert f"comes to ε = {book.spent(dataset)[0].epsilon:.4g}" in result.warnings()[0]
     assert "train_loss" not in (tmp_path / "out" / "curves.csv").read_text()
     again = sweep.sweep(values, {"privacy.epsilon": [0.5, 1.0]}, out=tmp_path / "out", ledger=ledger)
     assert again.table() == result.table()

@@ -19,7 +19,7 @@ from dither.accounting import (
     proven,
 )
 from dither.accounting.ledger import entries, filter
-from dither.accounting.ledger.entries import About, Budget, Charge, Charged, Row
+from dither.accounting.ledger.entries import EVERY_RECORD, About, Budget, Charge, Charged, Row
 from dither.accounting.ledger.sketch import Scan, Sketch
 from dither.accounting.views import NUMBERS, SAMPLER_ERROR, sampler_error
 from dither.errors import BudgetExhausted, ConfigError, LedgerError
@@ -41,7 +41,8 @@ class _Together(NamedTuple):
 
 class Account:
     """One client's history on one data set. Participations are numbers of the book; a segment is an unbroken
-    stretch of rounds of one run, inside which shuffled epochs continue."""
+    stretch of rounds of one run, inside which shuffled epochs continue. Where data sets were joined, a run on two
+    of them is two runs (`run_key`): each reveals all that it registered for its own records."""
 
     def __init__(self) -> None:
         self.counts: list[Counts] = []  # of each segment
@@ -93,6 +94,21 @@ class Account:
         self.order |= other.order
         self.runs |= {run: (first + segment, stop) for run, (segment, stop) in other.runs.items()}
 
+    def with_runs(self, other: Account, runs: set[str]) -> Account:
+        """This history and another one's of these runs."""
+        both = self.copy()
+        for segment, run in enumerate(other.owners):
+            if run in runs:
+                newest, stop = other.runs[run]
+                if newest == segment:
+                    both.runs[run] = (len(both.counts), stop)
+                both.counts.append(dict(other.counts[segment]))
+                both.conditions.append(other.conditions[segment])
+                both.owners.append(run)
+        both.plans |= {run: plan for run, plan in other.plans.items() if run in runs}
+        both.order |= {run: None for run in other.order if run in runs}
+        return both
+
     def participations(self) -> int:
         return sum(count for counts in self.counts for count in counts.values())
 
@@ -114,6 +130,8 @@ class Book:
         self.rounds: dict[tuple[str, str], list[tuple[int, int]]] = {}  # (data set, run) -> what was charged
         self._charged: set[tuple[str, str, bytes]] = set()
         self._registered: set[tuple[str, str]] = set()  # (data set, run)
+        self.held_out: dict[str, set[str]] = {}  # data set -> what its charges left out; "": nothing
+        self._began: dict[str, int] = {}  # run -> its place in the order of first charges
         self._late: set[str] = set()  # data sets whose budget was set, raised or joined after the first charge
         self._values: dict[object, float] = {}
         self._rows: dict[object, ProvenRow] = {}
@@ -139,7 +157,9 @@ class Book:
             accounts = self.accounts.setdefault(dataset, {})
             for client, counts, plan in self._by_client(charged):
                 account = accounts.setdefault(client, Account())
-                _charge(account, row.run, charged, counts, plan)
+                _charge(account, run_key(row.dataset, row.run), charged, counts, plan)
+            self._began.setdefault(run_key(row.dataset, row.run), len(self._began))
+            self.held_out.setdefault(dataset, set()).add(charged.held_out)
             self.rounds.setdefault((row.dataset, row.run), []).append(charged.rounds)
             if charged.plan is not None:
                 self._registered.add((row.dataset, row.run))
@@ -216,6 +236,7 @@ class Book:
         self._same[gone] = kept
         if self.accounts.get(gone) and self.accounts.get(kept):
             self._late.add(kept)
+        self.held_out.setdefault(kept, set()).update(self.held_out.pop(gone, ()))
         accounts = self.accounts.setdefault(kept, {})
         for client, account in self.accounts.pop(gone, {}).items():
             accounts.setdefault(client, Account()).join(account)
@@ -263,7 +284,7 @@ class Book:
     def check(self, dataset: str, run: str, charged: Charged) -> None:
         """BudgetExhausted for the first client that cannot pay."""
         first, stop = charged.rounds
-        for client, counts, plan in self._by_client(charged):
+        for client, counts, plan in [*self._by_client(charged), *self._not_named(dataset, run, charged)]:
             budget = self.budget(dataset, client)
             if budget is None:
                 continue
@@ -275,7 +296,7 @@ class Book:
                 )
             before = self.account(dataset, client)
             after = before.copy()
-            _charge(after, run, charged, counts, plan)
+            _charge(after, run_key(dataset, run), charged, counts, plan)
             if not self._affords(dataset, client, after, budget):
                 spent, would_be = self.epsilon(before, budget), self.epsilon(after, budget)
                 raise BudgetExhausted(
@@ -284,8 +305,32 @@ class Book:
                 )
 
     def account(self, dataset: str, client: str) -> Account:
-        """The client's history; an empty one if it has none."""
-        return self.accounts.get(self.root(dataset), {}).get(client) or Account()
+        """The client's history; an empty one if it has none. Its records are also in runs that do not name it:
+        there they may have revealed as much as any."""
+        accounts = self.accounts.get(self.root(dataset), {})
+        own, everyone = accounts.get(client) or Account(), accounts.get(EVERY_RECORD)
+        unnamed = set() if everyone is None else everyone.order.keys() - own.order.keys()
+        if everyone is None or not unnamed:
+            return own
+        account = own.with_runs(everyone, unnamed)
+        account.order = dict.fromkeys(sorted(account.order, key=lambda run: self._began[run]))
+        return account
+
+    def _not_named(
+        self, dataset: str, run: str, charged: Charged
+    ) -> list[tuple[str, list[tuple[int, int]] | None, list[tuple[int, int]] | None]]:
+        """What a run that names no such client is charged to clients with a budget of their own: as "every
+        record"."""
+        named = {client: (counts, plan) for client, counts, plan in self._by_client(charged)}
+        if EVERY_RECORD not in named:
+            return []
+        (counts, plan), accounts = named[EVERY_RECORD], self.accounts.get(self.root(dataset), {})
+        return [
+            (client, counts, plan)
+            for owner, client in self.budgets
+            if owner == self.root(dataset) and client is not None and client not in named
+            if run_key(dataset, run) not in (accounts.get(client) or Account()).order
+        ]
 
     def _affords(self, dataset: str, client: str, account: Account, budget: Budget) -> bool:
         """Whether ε is within the budget. An amount that was found affordable covers every part of it, so a run
@@ -306,8 +351,10 @@ class Book:
         return self._filtered(account, self._blocks(account, terms), terms)
 
     def by_run(self, account: Account, terms: Budget) -> dict[str, float]:
-        """Proven ε of each run by itself, in the order in which they began."""
-        segments = {run: [i for i, owner in enumerate(account.owners) if owner == run] for run in account.order}
+        """Proven ε of each run by itself, in the order in which they began; all of a run on joined data sets."""
+        segments: dict[str, list[int]] = {run_name(key): [] for key in account.order}
+        for number, owner in enumerate(account.owners):
+            segments[run_name(owner)].append(number)
         return {
             run: self._row(self._together(account, terms, parts), terms, ideal=False).value
             for run, parts in segments.items()
@@ -482,6 +529,16 @@ class Book:
         noise_std = 0.0 if mu == math.inf else 1.0 / mu
         sampling = Sampling("full", 1.0, terms.adjacency)
         return self._number((Release("uplink", noise_std, 1.0, 1, sampling, "shuffled epochs of one run (D2)"),))
+
+
+def run_key(dataset: str, run: str) -> str:
+    """What an account calls a run on a data set."""
+    return f"{run}\0{dataset}"
+
+
+def run_name(key: str) -> str:
+    """The run of a key."""
+    return key.partition("\0")[0]
 
 
 def composed(runs: Sequence[tuple[Sequence[Charge], Conditions]], terms: Budget) -> tuple[float, float]:

@@ -15,6 +15,7 @@ from dither.errors import ConfigError, LedgerError
 from dither.types import ExactNoise, Release, Sampling, Uses
 
 GENESIS, CHARGE, BUDGET, DATA = "genesis", "charge", "budget", "data"
+EVERY_RECORD = "every record"  # the account of what the most exposed record of a data set has revealed
 FORMAT = 2  # 2 knows DATA entries; files of format 1 are read, and become 2 with the first of them
 
 Participated = Sequence[tuple[tuple[Release, ...], int]]
@@ -140,14 +141,16 @@ def encode_charges(
     rounds: tuple[int, int],
     conditions: Conditions,
     plan: Sequence[Charge] | None = None,
+    held_out: str = "",
 ) -> str:
     """The content of a charge entry. Equal participations are counted together and clients with equal ones
     are grouped, all in sorted order, so that the same charge always has the same text. `plan` is what the whole
-    run will reveal, in the entry that registers it."""
+    run will reveal, in the entry that registers it; `held_out` names the records that the run does not use."""
     fields = {
         "rounds": [_whole("rounds", round) for round in rounds],
         "facts": _encode_conditions(conditions),
         **_encode_groups(charges),
+        **({"held_out": held_out} if held_out else {}),
     }
     return canonical(fields if plan is None else {**fields, "plan": _encode_groups(plan)})
 
@@ -190,6 +193,7 @@ class Charged(NamedTuple):
     participations: tuple[tuple[Release, ...], ...]
     groups: tuple[tuple[tuple[str, ...], tuple[tuple[int, int], ...]], ...]
     plan: Charged | None = None
+    held_out: str = ""
 
     def charges(self) -> tuple[Charge, ...]:
         """One `Charge` a client."""
@@ -205,6 +209,7 @@ def decode_charges(content: str) -> Charged:
     fields = json.loads(content)
     start, stop = fields["rounds"]
     charged = _decode_groups(fields, (start, stop), _decode_conditions(fields["facts"]))
+    charged = charged._replace(held_out=str(fields.get("held_out", "")))
     if "plan" not in fields:
         return charged
     return charged._replace(plan=_decode_groups(fields["plan"], charged.rounds, charged.conditions))

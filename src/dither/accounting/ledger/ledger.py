@@ -17,7 +17,7 @@ import platformdirs
 
 from dither.accounting import ZERO_OUT, Conditions, honest_others
 from dither.accounting.ledger import entries, sketch, store
-from dither.accounting.ledger.book import Book
+from dither.accounting.ledger.book import Book, run_name
 from dither.accounting.ledger.entries import About, Budget, Charge, Entry, Row, Spent
 from dither.accounting.ledger.store import Store, read_anchor
 from dither.errors import BudgetExhausted, ConfigError, DataError, LedgerError
@@ -208,6 +208,7 @@ class Ledger:
         replay: bool = False,
         plan: Callable[[], Sequence[Charge]] | None = None,
         on_top_of: Sequence[tuple[int, int]] | None = None,
+        held_out: str = "",
     ) -> str:
         """Record what rounds [start, stop) of a run will reveal, all of it or nothing; returns the new head.
 
@@ -228,12 +229,14 @@ class Ledger:
 
         A charge that was computed from earlier charges of the run is right only `on_top_of` exactly those
         stretches (`charged`). If another process has charged the run since, nothing is charged and "" is returned.
+
+        `held_out` names the records of the data set that the run does not use (`held_out`).
         """
         conditions = _checked(conditions)
         start, stop = rounds
         if not 0 <= start < stop:
             raise ValueError(f"rounds={rounds}: the start must be at least 0 and before the stop")
-        content = entries.encode_charges(charges, (start, stop), conditions)
+        content = entries.encode_charges(charges, (start, stop), conditions, held_out=held_out)
         charged = entries.decode_charges(content)
         planned: Sequence[Charge] | None = None
         with self._lock:
@@ -247,7 +250,7 @@ class Ledger:
                         return self._head()
                     if plan is not None and not self._book.is_registered(dataset, run):
                         planned = plan() if planned is None else planned
-                        written = entries.encode_charges(charges, (start, stop), conditions, planned)
+                        written = entries.encode_charges(charges, (start, stop), conditions, planned, held_out)
                         self._book.check(dataset, run, entries.decode_charges(written))
                     else:
                         written = content
@@ -255,6 +258,11 @@ class Ledger:
                     if write:
                         row = self._store.append(connection, entries.CHARGE, dataset, run, written)
             return self._committed(row)
+
+    def held_out(self, dataset: str) -> set[str]:
+        """The names of what each charge of a data set left out; "" if one may have used all of it."""
+        with self._reading() as book:
+            return set(book.held_out.get(book.root(dataset), ()))
 
     def is_registered(self, dataset: str, run: str) -> bool:
         """Whether a run has said, with its first charge, what all of it will reveal."""
@@ -324,13 +332,18 @@ class Ledger:
                         view=terms.view,
                         adjacency=terms.adjacency,
                         participations=account.participations(),
-                        runs=tuple(account.runs),
+                        runs=tuple(dict.fromkeys(map(run_name, account.runs))),
                         budget=budget,
                         not_covered=book.not_covered(dataset, account, terms),
                         numbers=book.numbers(account, terms),
                     )
                 )
             return result
+
+    def total(self, dataset: str, client: str, terms: Budget) -> float:
+        """Proven ε of everything that was charged to a client, at these terms, whatever its budget is for."""
+        with self._reading() as book:
+            return book.epsilon(book.account(dataset, client), terms.check())
 
     def spent_by_run(self, dataset: str, client: str, terms: Budget) -> dict[str, float]:
         """Proven ε of each run of a client by itself, oldest first, at the terms of a budget."""

@@ -3,7 +3,8 @@
 Whose account? A record may belong to client 3 today and to client 5 tomorrow, or be partitioned by another
 column. So every run is charged to the account "every record" with what its most exposed client reveals, and the
 budget of a data set holds for that account. With `data.partition = "column"`, each institution also has its own
-account, which its own budget may limit further. If each institution has its own file, each file is its own data
+account, which its own budget may limit further; a run that does not name an institution is charged to it as to
+"every record" (`book`). If each institution has its own file, each file is its own data
 set, charged with what its client reveals. In a federation, the institution's own ledger has the same entries.
 """
 
@@ -12,17 +13,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
 from dither.accounting import compress
 from dither.accounting.accountant import Accountant, alike, classes
 from dither.accounting.ledger import Budget, Charge, Ledger
+from dither.accounting.ledger.entries import EVERY_RECORD
 from dither.data import folder_digest
 from dither.errors import BudgetExhausted
 from dither.types import Release, RoundInfo
-
-EVERY_RECORD = "every record"
 
 
 def data_id(ledger: Ledger, *, path: str = "", name: str = "", digest: str = "") -> str:
@@ -40,7 +41,7 @@ def data_id(ledger: Ledger, *, path: str = "", name: str = "", digest: str = "")
 class Spending:
     """The account of one run in a ledger. `clients` are their names if each has its own account. If the data set
     is the file of one `client`, only what that client reveals is charged. With `replay`, repeated rounds release
-    the same bits (seeded noise)."""
+    the same bits (seeded noise). `held_out` names the records of the data set that are not trained on."""
 
     def __init__(
         self,
@@ -52,11 +53,13 @@ class Spending:
         clients: Sequence[str] | None,
         replay: bool,
         client: int | None = None,
+        held_out: str = "",
     ) -> None:
         self.ledger, self.run, self.dataset = ledger, run, dataset
         self._plan, self._conditions = accountant.plan, accountant.conditions
         self._releases = accountant.ledger_releases
         self._clients, self._client, self._replay = clients, client, replay
+        self._held_out = held_out
         self._everyone = all(len(cohort) == self._plan.num_clients for cohort in self._plan.cohorts)
         self._alike: list[np.ndarray] | None = None  # asked once
         self._charged: list[tuple[int, int]] = []  # stretches of rounds that this run has been charged for
@@ -135,6 +138,7 @@ class Spending:
             replay=self._replay,
             plan=None if self._charged else lambda: self._charges([], start, end),
             on_top_of=None if self._replay else self._charged,
+            held_out=self._held_out,
         ):
             self._charged = self._before(start)  # another process continues this run too
 
@@ -149,8 +153,10 @@ class Spending:
         everyone = Charge(EVERY_RECORD, list(added.items()))
         if self._clients is None:
             return [everyone]
-        by_client = sorted(self._seen(start, stop).items())
-        return [everyone, *(Charge(self._clients[client], compress(seen)) for client, seen in by_client)]
+        # All are named: who is picked in none of these rounds reveals nothing in them.
+        seen = self._seen(start, stop)
+        named = enumerate(self._clients)
+        return [everyone, *(Charge(name, compress(seen.get(client, []))) for client, name in named)]
 
     def _seen(self, start: int, stop: int) -> dict[int, list[tuple[Release, ...]]]:
         """What each client reveals in rounds start..stop-1."""
@@ -187,6 +193,17 @@ class Spending:
         return self._answers[numbers]
 
 
+def charged_in_all(accountant: Accountant, stretches: Sequence[tuple[int, int]]) -> Charge:
+    """What a run on one table will be charged for every record, if it pays for these stretches one by one."""
+    no_ledger = cast(Ledger, None)  # none is asked
+    run = Spending(no_ledger, accountant, run="", dataset="", clients=None, replay=False)
+    counts: Counter[tuple[Release, ...]] = Counter()
+    for number, (start, stop) in enumerate(stretches):
+        (charge,) = run._charges(stretches[:number], start, stop)
+        counts.update(dict(charge.participations))
+    return Charge(EVERY_RECORD, list(counts.items()))
+
+
 def rounds_in(stretches: Sequence[tuple[int, int]]) -> int:
     """How many rounds there are in these stretches, repeated ones included."""
     return sum(stop - start for start, stop in stretches)
@@ -213,4 +230,13 @@ class JointSpending:
         return stop
 
 
-__all__ = ["EVERY_RECORD", "Budget", "JointSpending", "Ledger", "Spending", "data_id", "rounds_in"]
+__all__ = [
+    "EVERY_RECORD",
+    "Budget",
+    "JointSpending",
+    "Ledger",
+    "Spending",
+    "charged_in_all",
+    "data_id",
+    "rounds_in",
+]

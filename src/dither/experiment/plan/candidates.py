@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from dither.experiment.build import Experiment, build_experiment
 from dither.experiment.folder import Unfinished
 from dither.experiment.report import bytes_text
 from dither.experiment.sweep.batches import Simulations, train_specs
-from dither.methods import prepare
 from dither.spec import Spec
 from dither.types import Claim, Prepared, RoundInfo
 
@@ -48,22 +47,16 @@ class Infeasible(SpecError):
     """The request cannot be met. The message names the nearest one that can."""
 
 
-class SearchSpace(NamedTuple):
-    """The values to try, by spec key; `reach` stands in for learning rates where none are given."""
-
-    values: Mapping[str, Sequence[Any]]
-    reach: Sequence[float]
-
-
 def clip_key(method: str) -> str:
     """The spec key of the clip that bounds the method's sensitivity."""
     return "method_options.param_clip" if method == "nbafl" else "privacy.clip_norm"
 
 
-def search_space(
+def points(
     base: Spec, smallest: int, given: Mapping[str, Sequence[Any]], *, effort: str = "search"
-) -> SearchSpace:
-    """Values for every hyperparameter, from public facts alone: clients, records of the smallest client, method.
+) -> list[Point]:
+    """Every feasible combination of values, before the noise is calibrated. They follow from public facts alone:
+    clients, records of the smallest client, method.
 
     effort "bound" is fine: evaluating a bound costs only the calibration of the noise. "search" is coarse, since
     every point is trained, and the search refines it. "quick" is coarser still. `given` replaces the values of a
@@ -91,7 +84,14 @@ def search_space(
         values["num_rounds"] = (1, 2, 4, 8, 16, 32) if fine else (1, 5) if quick else (1, 2, 5, 20)
     values |= {key: tuple(column) for key, column in given.items()}
     _check(base, smallest, values)
-    return SearchSpace(values, (math.nan,) if "client_lr" in values else reach)
+    keys = [*INTEGER_KEYS, clip, *(["client_lr"] if "client_lr" in values else [])]
+    combinations = [dict(zip(keys, row, strict=True)) for row in itertools.product(*(values[key] for key in keys))]
+    return [
+        completed(base, point, each, smallest)
+        for point in combinations
+        if point["cohort_size"] <= clients and point["batch_size"] <= smallest
+        for each in ((math.nan,) if "client_lr" in values else reach)
+    ]
 
 
 def _batch_sizes(base: Spec, smallest: int, effort: str) -> Sequence[int]:
@@ -123,20 +123,6 @@ def _check(base: Spec, smallest: int, tried: Mapping[str, Sequence[Any]]) -> Non
             f"batch_size={batch} exceeds the {smallest} records of the smallest of {clients} clients; nearest "
             f"feasible: batch_size={smallest}, or the same records over at most {fewer} clients"
         )
-
-
-def points(base: Spec, space: SearchSpace, smallest: int) -> list[Point]:
-    """Every feasible combination, before the noise is calibrated."""
-    keys = [*INTEGER_KEYS, clip_key(base.method), *(["client_lr"] if "client_lr" in space.values else [])]
-    combinations = (
-        dict(zip(keys, row, strict=True)) for row in itertools.product(*(space.values[key] for key in keys))
-    )
-    return [
-        completed(base, point, reach, smallest)
-        for point in combinations
-        if point["cohort_size"] <= base.num_clients and point["batch_size"] <= smallest
-        for reach in space.reach
-    ]
 
 
 def completed(base: Spec, point: Mapping[str, Any], reach: float, smallest: int) -> Point:
@@ -219,17 +205,12 @@ class Candidate:
 
 def proxy_spec(spec: Spec) -> Spec:
     """The spec as it runs on a proxy: the same except for where the records come from."""
-    partition = "iid" if spec.data.partition == "column" else spec.data.partition
     return spec.with_values(
         {
+            **dict.fromkeys(("data.path", "data.test_path", "data.label", "data.schema", "data.column"), ""),
             "data.name": "adult",  # unused: the records are passed in
-            "data.path": "",
-            "data.test_path": "",
-            "data.label": "",
-            "data.schema": "",
             "data.part": "all",
-            "data.partition": partition,
-            "data.column": "",
+            "data.partition": "iid" if spec.data.partition == "column" else spec.data.partition,
             "data.split": "given",
             "randomness": "seeded",
         }
@@ -247,11 +228,15 @@ def candidate(base: Spec, point: Point, counts: Dataset) -> Candidate:
     experiment = _experiment(base, point, counts)
     participations = np.bincount(np.concatenate(experiment.cohorts), minlength=len(experiment.partition.size))
     std = first_noise(experiment.prepared, experiment)
+    try:  # the paper's own noise for this ε, read as its formula reads it (Secure FedAvg: per message)
+        printed = first_noise(experiment.prepare(noise="paper"), experiment)
+    except SpecError:
+        printed = math.nan
     return Candidate(
         point=point,
         spec=base.with_values(point),
         noise_std=std,
-        printed_noise_std=_printed(experiment),
+        printed_noise_std=printed,
         claimed=experiment.prepared.claim,
         uploads=float(participations.mean()),
         num_params=experiment.num_params,
@@ -271,21 +256,6 @@ def first_noise(prepared: Prepared, experiment: Experiment) -> float:
     return float(uplink[0].noise_std)
 
 
-def _printed(experiment: Experiment) -> float:
-    """The paper's own noise for this ε, read as its formula reads it (Secure FedAvg: per message)."""
-    paper = replace(experiment.spec.privacy, noise="paper")
-    try:
-        prepared = prepare(
-            replace(experiment.spec, privacy=paper),
-            experiment.model,
-            client_sizes=experiment.partition.size,
-            num_params=experiment.num_params,
-        )
-    except SpecError:
-        return math.nan
-    return first_noise(prepared, experiment)
-
-
 def _signal(method: str, point: Mapping[str, Any], std: float, num_params: int) -> float:
     """The farthest that clipped updates can move the model in a run, over the length of the noise in it.
 
@@ -298,9 +268,8 @@ def _signal(method: str, point: Mapping[str, Any], std: float, num_params: int) 
     if method == "nbafl":
         return clip * root / std
     if method == "secure-fedavg":  # std is on the upload: Q·rate·clip of signal per round
-        return float(
-            math.sqrt(point["num_rounds"]) * point["local_steps"] * point["client_lr"] * clip * root / std
-        )
+        longest = math.sqrt(point["num_rounds"]) * point["local_steps"] * point["client_lr"] * clip
+        return float(longest * root / std)
     return math.sqrt(point["num_rounds"] * point["local_steps"]) * clip * root / std
 
 
@@ -392,8 +361,8 @@ class Trainer:
     def run(self, trials: Sequence[Trial], seeds: Sequence[int]) -> list[Trial]:
         """Every trial with further seeds, counted from `FIRST_SEED`."""
         specs = [_trial_spec(trial.candidate, FIRST_SEED + seed) for trial in trials for seed in seeds]
-        each = f"{len(seeds)} seed{'s' * (len(seeds) > 1)} each"
-        self.say(f"{len(trials)} candidates, {each}: {len(specs)} runs")
+        plural = "s" * (len(seeds) > 1)
+        self.say(f"{len(trials)} candidates, {len(seeds)} seed{plural} each: {len(specs)} runs")
         rows = self.measure(specs, [shape(trial.candidate.point) for trial in trials for _ in seeds])
         by_trial = [rows[at : at + len(seeds)] for at in range(0, len(rows), len(seeds))]
         return [

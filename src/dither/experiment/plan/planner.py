@@ -97,10 +97,9 @@ class Plan(Overview):
 
     def terms(self) -> dict[str, float]:
         """The terms of the bound at the choice of the theorem."""
-        bounds = self.bounds
-        return (
-            {} if bounds is None else {name: float(column[bounds.best]) for name, column in bounds.terms.items()}
-        )
+        if self.bounds is None:
+            return {}
+        return {name: float(column[self.bounds.best]) for name, column in self.bounds.terms.items()}
 
     def alternatives(self) -> list[dict[str, str]]:
         """The choice first, then points that differ from it in one key (theory) or came next (measured)."""
@@ -295,12 +294,15 @@ class _Planner:
                 notes.append("so the plan is by measurement instead")
             chosen = self.by_measurement()
             if by_bound is not None:
-                chosen = replace(
-                    chosen, constants=by_bound.constants, candidates=by_bound.candidates, bounds=by_bound.bounds
-                )
+                kept = {name: getattr(by_bound, name) for name in ("constants", "candidates", "bounds")}
+                chosen = replace(chosen, **kept)
         if not self.planning.public:
             notes.append("planned on synthetic records: the choice is only as good as their resemblance to yours")
-        seconds = self.measured_seconds(chosen.spec) if self.extras else math.nan
+        seconds = math.nan
+        if self.extras:  # the time of the chosen run when it is simulated here, compilation included
+            spec, started = space.proxy_spec(chosen.spec), time.perf_counter()
+            train_specs([spec.with_values({"eval_every": spec.num_rounds})], dataset=self.planning.dataset)
+            seconds = time.perf_counter() - started
         if chosen.spec.data.features != "all":
             notes.append(
                 f"data.features={chosen.spec.data.features!r}, as the preset has it: other columns are not used, "
@@ -394,7 +396,7 @@ class _Planner:
     ) -> list[Candidate]:
         """Points with their noise. Refuses if none has a proof, or if noise hides the signal at all of them."""
         base = self.base
-        grid = space.points(base, space.search_space(base, self.smallest, given, effort=effort), self.smallest)
+        grid = space.points(base, self.smallest, given, effort=effort)
         self.trainer.say(f"the accountant sets the noise of {len(grid)} points")
         candidates, reasons = space.affordable(base, [*grid, *more], self.counts)
         if not candidates:
@@ -427,13 +429,6 @@ class _Planner:
             f"{1 / best.signal_to_noise:.3g} times as long as the longest signal; nearest feasible: epsilon="
             f"{nearest:.2g}, or about {clients:,} clients of {self.smallest} records (--anyway plans regardless)"
         )
-
-    def measured_seconds(self, spec: Spec) -> float:
-        """The time of the chosen run when it is simulated here, compilation included."""
-        spec = space.proxy_spec(spec).with_values({"eval_every": spec.num_rounds})
-        started = time.perf_counter()
-        train_specs([spec], dataset=self.planning.dataset)
-        return time.perf_counter() - started
 
 
 # The picture

@@ -14,7 +14,7 @@ import numpy as np
 
 from dither import data
 from dither.accounting import FLOAT_NOISE
-from dither.data import Dataset, stream
+from dither.data import Dataset, blank_features, stream
 from dither.data.tables import TABLE_SUFFIXES
 from dither.errors import DataError, SpecError
 from dither.experiment.build import load_data, partition_of, refuse_charged
@@ -65,13 +65,8 @@ def base_spec(
     clients = asked.setdefault("num_clients", values.get("num_clients", base.num_clients))
     if clients < 1:
         raise Infeasible(f"clients={clients} must be at least 1; nearest feasible: clients=1")
-    cohort = values.pop("cohort_size", None)
-    if cohort is not None:
-        if cohort > clients:
-            raise Infeasible(
-                f"cohort_size={cohort} exceeds the {clients} clients; nearest feasible: cohort_size={clients}"
-            )
-        given.setdefault("cohort_size", (cohort,))
+    if "cohort_size" in values:
+        given.setdefault("cohort_size", (values.pop("cohort_size"),))
     asked["cohort_size"] = min(base.cohort_size, clients)
     if asked.get("model.name") in ("logistic", "softmax"):
         asked["model.hidden"] = []
@@ -131,7 +126,7 @@ def planning_data(
             f"{proxy!r} is the plan's own private data: an estimate on it would have to be charged to its budget; "
             "declare a share of it public (--public-fraction), or give other public data"
         )
-    if is_file and not public_fraction:
+    if is_file:
         for file in data.table_files(proxy) or [Path(proxy)]:
             refuse_charged(str(file))
     everything = base.with_values({**where, "data.part": "all", "data.public_fraction": 0.0})
@@ -175,7 +170,7 @@ def _features(base: Spec, dim: int) -> int:
 
 def counts_only(num_records: int, num_features: int, classes: tuple[str, ...]) -> Dataset:
     """A data set of zeros with the right shape, for the accountant, which needs counts only."""
-    x = np.broadcast_to(np.zeros((1, num_features), np.float32), (num_records, num_features))
+    x = blank_features(num_records, num_features)
     y = (np.arange(num_records) % len(classes)).astype(np.int32)
     return Dataset(
         name="counts",

@@ -6,6 +6,6 @@ result    runs, tables, the folder, the picture
 
 from dither.experiment.sweep.batches import Outcome
 from dither.experiment.sweep.result import Sweep
-from dither.experiment.sweep.run import default_folder, parse_vary, sweep
+from dither.experiment.sweep.run import parse_vary, sweep
 
-__all__ = ["Outcome", "Sweep", "default_folder", "parse_vary", "sweep"]
+__all__ = ["Outcome", "Sweep", "parse_vary", "sweep"]

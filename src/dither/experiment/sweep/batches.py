@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from dither import data
+from dither.accounting import ProvenRow
 from dither.errors import SpecError
 from dither.experiment import build
 from dither.experiment.build import Arrays, Experiment, assemble, deal, load_data, planned_rounds, pooled
@@ -47,13 +48,16 @@ Simulations = dict[tuple[Any, ...], engine.Simulation]  # by program and devices
 
 @dataclass(frozen=True)
 class Outcome:
-    """The measurements of one run of a sweep. Such a run has no folder."""
+    """One run of a sweep: its measurements and what is proven of it. Such a run has no folder."""
 
     spec: Spec
-    metrics: list[dict[str, Any]]
+    metrics: list[dict[str, float]]
     claim: Claim
     participation: np.ndarray
-    seen: Mapping[str, int] = field(default_factory=dict)  # counts: refused, lost, void_rounds, clamped
+    seen: dict[str, int] = field(default_factory=dict)  # counts: refused, lost, void_rounds, clamped
+    proven: ProvenRow | None = None  # None: not asked for
+    seconds: float = 0.0  # its share of its batch
+    made: dict[str, str] = field(default_factory=dict)  # versions and device
 
 
 class RunBatch(NamedTuple):
@@ -98,16 +102,6 @@ def train_specs(
     return [outcomes[number] for number in range(len(specs))]
 
 
-def refuse_private_data(specs: Sequence[Spec]) -> None:
-    """Runs that train side by side are not charged to a ledger, so they must not see private records."""
-    path = next((spec.data.title for spec in specs if spec.private), "")
-    if path:
-        raise SpecError(
-            f"{path!r} holds private records, and runs that train side by side are not charged to a ledger; use "
-            "`dither sweep`, which charges each run, or declare the records public (data.public = true)"
-        )
-
-
 def plan_batches(
     specs: Sequence[Spec],
     *,
@@ -115,8 +109,13 @@ def plan_batches(
     dataset: data.Dataset | None = None,
     max_runs: Callable[[Experiment], int] | None = None,
 ) -> BatchPlan:
-    """Load the data, build every experiment, and group those that can share a program."""
-    refuse_private_data(specs)
+    """Load the data, build every experiment, and group those that can share a program. Private records are
+    refused: runs that train side by side are not charged to a ledger."""
+    if private := next((spec for spec in specs if spec.private), None):
+        raise SpecError(
+            f"{private.data.title!r} holds private records, and runs that train side by side are not charged to a "
+            "ledger; use `dither sweep`, which charges each run, or declare the records public (data.public=true)"
+        )
     devices.set_up()
     loaded: dict[Any, tuple[data.Dataset, Arrays]] = {}
     dealt: dict[Any, tuple[data.ClientPartition, Problem]] = {}
@@ -132,9 +131,7 @@ def plan_batches(
             dealt[partition] = deal(spec, *loaded[source])
         experiment = assemble(spec, loaded[source][0], *dealt[partition])
         experiments.append(experiment)
-        name = " ".join(
-            [program(spec), *sorted(experiment.plan.hyper)]
-        )  # a method may leave out a value that is 0
+        name = " ".join([program(spec), *sorted(experiment.plan.hyper)])  # a method may leave out values of 0
         key = (name, experiment.partition.size.tobytes(), planned_rounds(experiment), spec.eval_every)
         groups.setdefault(key, []).append(number)
     batches = []
@@ -217,26 +214,17 @@ def _outcomes(
     counts = distributed.fetched(
         {"refused": state.refused, "lost": state.lost, "void_rounds": state.void, "clamped": state.clamped}
     )
-    rows = [
-        [
+    outcomes = []
+    for run, experiment in enumerate(experiments):
+        rows = [
             {"round": entry.round, **{name: float(value[run]) for name, value in entry.metrics.items()}}
             for entry in result.history
         ]
-        for run in range(len(experiments))
-    ]
-    for run, experiment in enumerate(experiments if scores else ()):
-        own = jax.tree.map(lambda leaf, run=run: leaf[run], params)
-        rows[run][-1] |= final_scores(experiment, own)
-    return [
-        Outcome(
-            experiment.spec,
-            rows[run],
-            experiment.prepared.claim,
-            result.participation[run],
-            {name: int(count[run].sum()) for name, count in counts.items()},
-        )
-        for run, experiment in enumerate(experiments)
-    ]
+        if scores:
+            rows[-1] |= final_scores(experiment, jax.tree.map(lambda leaf, run=run: leaf[run], params))
+        seen = {name: int(count[run].sum()) for name, count in counts.items()}
+        outcomes.append(Outcome(experiment.spec, rows, experiment.prepared.claim, result.participation[run], seen))
+    return outcomes
 
 
 def program(spec: Spec) -> str:
@@ -291,8 +279,9 @@ _UNITS |= {"KIB": 2.0**10, "MIB": 2.0**20, "GIB": 2.0**30, "TIB": 2.0**40}
 
 def runs_at_once(experiment: Experiment, kind: str, max_bytes: float | None = None) -> int:
     """How many runs like this one train side by side: limited by memory, and on a CPU by time."""
-    available = BATCH_BYTES[kind] if max_bytes is None else max_bytes - shared_bytes(experiment, kind)
-    most = int(min(_MOST_RUNS[kind], max(available, 0.0) / run_bytes(experiment, kind)))
+    memory = batch_memory(experiment, kind)
+    available = BATCH_BYTES[kind] if max_bytes is None else max_bytes - memory.shared
+    most = int(min(_MOST_RUNS[kind], max(available, 0.0) / memory.each))
     if kind == "cpu":
         # A run that fills a core's caches gains nothing from others beside it.
         large = devices.sequential_clients(build.step_numbers(experiment))
@@ -301,49 +290,31 @@ def runs_at_once(experiment: Experiment, kind: str, max_bytes: float | None = No
     return max(1, most)
 
 
-def run_bytes(experiment: Experiment, kind: str) -> float:
-    """An upper estimate of the bytes that one more run adds to a batch, without the records that all runs share.
-    docs/sweep.md compares it with measurements."""
-    sizes = experiment.partition.size
+class BatchMemory(NamedTuple):
+    """Upper estimates, in bytes; docs/sweep.md compares them with measurements."""
+
+    shared: float  # whatever the size of the batch: the records on the host and on each device, and their scoring
+    each: float  # what one more run adds
+
+
+def batch_memory(experiment: Experiment, kind: str) -> BatchMemory:
+    """What a batch of runs like this one takes."""
+    spec, params, sizes = experiment.spec, experiment.num_params, experiment.partition.size
+    features, hidden = float(np.prod(experiment.problem.x.shape[1:])), float(sum(spec.model.hidden))
+    # Numbers that one record becomes on its way through the model
+    width = features + (hidden * features if spec.model.name == "cnn" else hidden)
     # All clients' states, and the indices of their records and of the test records; before and after a chunk of
     # rounds, on host and device.
-    held = (
-        4.0 * experiment.num_params * len(sizes)
-        + 6.0 * int(sizes.sum())
-        + 6.0 * len(experiment.problem.test_rows[0])
-    )
-    return 4.0 * held + (0.0 if _one_after_another(experiment) else _work_bytes(experiment, kind))
-
-
-def shared_bytes(experiment: Experiment, kind: str) -> float:
-    """Bytes that a batch takes whatever its size: the records on the host and on each device, their scoring, and
-    the clients at work where a device trains its runs one after another."""
+    each = 4.0 * (4.0 * params * len(sizes) + 6.0 * (int(sizes.sum()) + len(experiment.problem.test_rows[0])))
+    # Model, gradient, optimiser, noise, upload and batch of each client at work in one run
+    one_by_one = kind == "cpu" and devices.sequential_clients(build.step_numbers(experiment))
+    clients = 1 if one_by_one else spec.cohort_size
+    work = 4.0 * clients * (12.0 * params + 4.0 * build.batch_records(experiment) * width)
     records = float(np.asarray(experiment.problem.x).nbytes)
-    copies = 1 + devices.usable(int(records))
-    work = _work_bytes(experiment, kind) if _one_after_another(experiment) else 0.0
-    return copies * (records + 4.0 * 3 * _SCORED * _record_width(experiment) + work)
-
-
-def _work_bytes(experiment: Experiment, kind: str) -> float:
-    """Model, gradient, optimiser, noise, upload and batch of each client at work in one run."""
-    spec, params = experiment.spec, experiment.num_params
-    clients = (
-        1 if kind == "cpu" and devices.sequential_clients(build.step_numbers(experiment)) else spec.cohort_size
-    )
-    records = build.batch_records(experiment)
-    return 4.0 * clients * (12.0 * params + 4.0 * records * _record_width(experiment))
-
-
-def _one_after_another(experiment: Experiment) -> bool:
-    """Whether a device trains the runs of a batch one after another."""
-    return bool(build.sharing(experiment, 2).get("sequential_runs"))
-
-
-def _record_width(experiment: Experiment) -> float:
-    """Numbers that one record becomes on its way through the model."""
-    features = float(np.prod(experiment.problem.x.shape[1:]))
-    hidden = float(sum(experiment.spec.model.hidden))
-    return features + (hidden * features if experiment.spec.model.name == "cnn" else hidden)
+    shared, copies = records + 4.0 * 3 * _SCORED * width, 1 + devices.usable(int(records))
+    if build.sharing(experiment, 2).get("sequential_runs"):  # a device trains its runs one after another
+        return BatchMemory(copies * (shared + work), each)
+    return BatchMemory(copies * shared, each + work)
 
 
 def estimated_seconds(spec: Spec, kind: str) -> float:

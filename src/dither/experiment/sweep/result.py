@@ -17,50 +17,30 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import numpy as np
 
-from dither.accounting import ProvenRow
 from dither.errors import RunExists
 from dither.experiment import plots
 from dither.experiment.folder import read_checked, to_json, write_bytes, write_checked, write_text
 from dither.experiment.report import ADVERSARIES, Overview, decode, epsilon_text
 from dither.experiment.sweep.batches import Outcome
 from dither.spec import Spec
-from dither.types import Claim
 
 _SCORES = {"test_accuracy": "test accuracy", "test_r2": "test R²"}  # the score of a task, and how it is written
-_FINAL = (
-    "auc",
-    "average_precision",
-    "f1",
-    "log_loss",
-    "brier",
-    "rmse",
-    "mae",
-)  # scikit-learn's, of the final model
+_FINAL = ("auc", "average_precision", "f1", "log_loss", "brier", "rmse", "mae")  # of the final model
 _METRICS = (*_SCORES, "loss", "train_loss", *_FINAL)
 
-Setting = tuple[dict[str, Any], list[int]]  # the varied values without the seed, and the runs that share them
-
-
-class SweepRun(NamedTuple):
-    """A finished run of a sweep."""
-
-    outcome: Outcome
-    proven: ProvenRow | None  # None: not asked for
-    seconds: float  # its share of its batch
-    environment: dict[str, str]  # versions and device
+Setting = tuple[dict[str, Any], list[Outcome]]  # the varied values without the seed, and the runs that share them
 
 
 @dataclass(frozen=True, repr=False)
 class Sweep(Overview, Sequence[Outcome]):
-    """The outcomes of a sweep, in the order of its specs, and what is proven of each."""
+    """The outcomes of a sweep, in the order of its specs."""
 
-    specs: tuple[Spec, ...]
     keys: tuple[str, ...]  # the varied keys
-    runs: tuple[SweepRun, ...]
+    runs: tuple[Outcome, ...]
     timing: dict[str, float]  # seconds of this call, by what they were spent on
     folder: Path | None = None
     notes: tuple[str, ...] = ()
@@ -71,11 +51,9 @@ class Sweep(Overview, Sequence[Outcome]):
     @overload
     def __getitem__(self, index: int) -> Outcome: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Outcome]: ...
-    def __getitem__(self, index: int | slice) -> Outcome | list[Outcome]:
-        if isinstance(index, slice):
-            return [run.outcome for run in self.runs[index]]
-        return self.runs[index].outcome
+    def __getitem__(self, index: slice) -> Sequence[Outcome]: ...
+    def __getitem__(self, index: int | slice) -> Outcome | Sequence[Outcome]:
+        return self.runs[index]
 
     @property
     def score(self) -> str:
@@ -84,54 +62,51 @@ class Sweep(Overview, Sequence[Outcome]):
 
     @property
     def score_name(self) -> str:
-        """Its name in words."""
         return _SCORES[self.score]
 
     def title(self) -> str:
-        methods = dict.fromkeys(Path(spec.method).stem for spec in self.specs)
-        sets = dict.fromkeys(spec.data.title for spec in self.specs)
+        methods = dict.fromkeys(Path(run.spec.method).stem for run in self)
+        sets = dict.fromkeys(run.spec.data.title for run in self)
         return f"{', '.join(methods)} on {', '.join(sets)}: {len(self)} runs"
 
     def overview(self) -> list[tuple[str, str]]:
         """One line per setting: accuracy, claimed and proven ε."""
-        lines = []
+        lines, name = [], self.score_name.removeprefix("test ")
         for row in self.table():
             setting = ", ".join(f"{key}={row[key]}" for key in self.keys if key in row)
-            score = row[self.score]
             error = "" if row[f"{self.score}_error"] is None else f" ± {row[f'{self.score}_error']:.4f}"
             proven = f", proven ε {epsilon_text(row['proven_epsilon'])}" if "proven_epsilon" in row else ""
             claimed = f"claimed ε {epsilon_text(row['claimed_epsilon'])} per {row['claimed_unit']}"
-            name = self.score_name.removeprefix("test ")
-            lines.append((setting or "all runs", f"{name} {score:.4f}{error}, {claimed}{proven}"))
+            lines.append((setting or "all runs", f"{name} {row[self.score]:.4f}{error}, {claimed}{proven}"))
         return lines
 
-    def varied(self, number: int) -> dict[str, Any]:
+    def varied(self, run: Outcome) -> dict[str, Any]:
         """The varied keys of a run, with their values."""
-        flat = self.specs[number].flat()
+        flat = run.spec.flat()
         return {key: flat.get(key, "") for key in self.keys}
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per run: runs.csv."""
         rows = []
-        for number, (outcome, proven, seconds, _) in enumerate(self.runs):
-            last, claim = outcome.metrics[-1], outcome.claim
-            row = {"run": number, **_csv_values(self.varied(number)), "rounds": last["round"]}
+        for number, run in enumerate(self):
+            last, claim, proven = run.metrics[-1], run.claim, run.proven
+            row = {"run": number, **_csv_values(self.varied(run)), "rounds": last["round"]}
             row |= {name: last[name] for name in _METRICS if name in last}
             row |= {"claimed_epsilon": claim.value, "claimed_unit": claim.unit, "claimed_delta": claim.delta}
             if proven is not None:
                 row |= {"proven_epsilon": proven.value, "proven_unit": proven.unit, "proven_delta": proven.delta}
                 row |= {"proven_view": proven.view, "proven_adjacency": proven.adjacency}
                 row |= {"proven_recipe": proven.recipe, "proven_assumed": str(proven.assumed).lower()}
-            rows.append({**row, **outcome.seen, "seconds": round(seconds, 3)})
+            rows.append({**row, **run.seen, "seconds": round(run.seconds, 3)})
         return rows
 
     def curves(self) -> list[dict[str, Any]]:
         """One row per run, evaluation and metric: curves.csv."""
         return [
             {"run": number, **varied, "round": row["round"], "metric": name, "value": value}
-            for number, outcome in enumerate(self)
-            for varied in [_csv_values(self.varied(number))]
-            for row in outcome.metrics
+            for number, run in enumerate(self)
+            for varied in [_csv_values(self.varied(run))]
+            for row in run.metrics
             for name, value in row.items()
             if name not in ("round", "trivial", *_FINAL)
         ]
@@ -139,24 +114,23 @@ class Sweep(Overview, Sequence[Outcome]):
     def settings(self) -> list[Setting]:
         """The varied values without the seed, and the runs that share them."""
         groups: dict[str, Setting] = {}
-        for number in range(len(self)):
-            setting = {key: value for key, value in self.varied(number).items() if key != "seed"}
-            groups.setdefault(repr(setting), (setting, []))[1].append(number)
+        for run in self:
+            setting = {key: value for key, value in self.varied(run).items() if key != "seed"}
+            groups.setdefault(repr(setting), (setting, []))[1].append(run)
         return list(groups.values())
 
     def table(self) -> list[dict[str, Any]]:
         """One row per setting: mean and standard error over its seeds, and the largest claimed and proven ε."""
         rows = []
-        for setting, numbers in self.settings():
-            row: dict[str, Any] = {**setting, "runs": len(numbers)}
-            last = [self[number].metrics[-1] for number in numbers]
+        for setting, runs in self.settings():
+            row: dict[str, Any] = {**setting, "runs": len(runs)}
+            last = [run.metrics[-1] for run in runs]
             for name in (self.score, "loss", *_FINAL):
                 if all(name in entry for entry in last):
                     row[name], row[f"{name}_error"] = mean_and_error([entry[name] for entry in last])
-            claim = max((self[number].claim for number in numbers), key=lambda claim: claim.value)
+            claim = max((run.claim for run in runs), key=lambda claim: claim.value)
             row |= {"claimed_epsilon": claim.value, "claimed_unit": claim.unit}
-            proven = [run.proven for run in (self.runs[number] for number in numbers) if run.proven]
-            if proven:
+            if proven := [run.proven for run in runs if run.proven]:
                 worst = max(proven, key=lambda each: each.value)
                 row |= {"proven_epsilon": worst.value, "proven_unit": worst.unit, "assumed": worst.assumed}
             rows.append(row)
@@ -164,7 +138,7 @@ class Sweep(Overview, Sequence[Outcome]):
 
     def not_covered(self) -> list[str]:
         """What the proofs of any run leave out."""
-        return list(dict.fromkeys(text for run in self.runs if run.proven for text in run.proven.not_covered))
+        return list(dict.fromkeys(text for run in self if run.proven for text in run.proven.not_covered))
 
     def warnings(self) -> list[str]:
         """What a reader of the table should know about its runs."""
@@ -175,7 +149,7 @@ class Sweep(Overview, Sequence[Outcome]):
         }
         lines = list(self.notes)
         for name, text in events.items():
-            counts = [outcome.seen.get(name, 0) for outcome in self]
+            counts = [run.seen.get(name, 0) for run in self]
             if any(counts):
                 lines.append(f"{sum(counts)} {text}, in {sum(map(bool, counts))} of {len(counts)} runs")
         return lines
@@ -237,22 +211,26 @@ class SweepFolder:
         """Write sweep.json."""
         write_checked(self.path / "sweep.json", json.loads(to_json(summary)))
 
-    def save_batch(self, batch: Sequence[SweepRun]) -> None:
+    def save_batch(self, batch: Sequence[Outcome]) -> None:
         """Save a finished batch."""
-        runs = [_to_plain(run) for run in batch]
+        plain = ({**vars(run), "claim": run.claim._asdict()} for run in batch)
+        runs = [{"digest": run.pop("spec").digest(), **run} for run in plain]
         name = hashlib.sha256("".join(run["digest"] for run in runs).encode()).hexdigest()[:24]
         # mtime=0: the same batch is the same file
         write_bytes(self.path / "batches" / f"{name}.json.gz", gzip.compress(to_json(runs).encode(), mtime=0))
 
-    def finished(self, specs: Sequence[Spec]) -> dict[int, SweepRun]:
+    def finished(self, specs: Sequence[Spec]) -> dict[int, Outcome]:
         """The finished runs among the specs, by position. A damaged file counts as missing."""
         wanted = {spec.digest(): (number, spec) for number, spec in enumerate(specs)}
-        finished: dict[int, SweepRun] = {}
+        finished: dict[int, Outcome] = {}
         for path in sorted(self.path.glob("batches/*.json.gz")):
             try:
                 runs = json.loads(gzip.decompress(path.read_bytes()))
                 batch = [(*wanted[run["digest"]], run) for run in runs if run["digest"] in wanted]
-                finished |= {number: _from_plain(spec, run) for number, spec, run in batch}
+                finished |= {
+                    number: decode(Outcome, run, {"spec": spec, "participation": np.asarray(run["participation"])})
+                    for number, spec, run in batch
+                }
             except (OSError, EOFError, ValueError, KeyError, TypeError):
                 continue
         return finished
@@ -269,40 +247,10 @@ class SweepFolder:
         draw_sweep(sweep, self.path / "plot.png")
 
 
-def _to_plain(run: SweepRun) -> dict[str, Any]:
-    outcome = run.outcome
-    return {
-        "digest": outcome.spec.digest(),
-        "metrics": outcome.metrics,
-        "claim": outcome.claim._asdict(),
-        "participation": outcome.participation,
-        "seen": dict(outcome.seen),
-        "proven": run.proven.to_json() if run.proven else None,
-        "seconds": run.seconds,
-        "made": run.environment,
-    }
-
-
-def _from_plain(spec: Spec, run: Mapping[str, Any]) -> SweepRun:
-    claim, proven = run["claim"], run["proven"] and decode(ProvenRow, run["proven"])
-    conditions = tuple((text, bool(holds)) for text, holds in claim["conditions"])
-    outcome = Outcome(
-        spec=spec,
-        metrics=[
-            {name: value if name == "round" else float(value) for name, value in row.items()}
-            for row in run["metrics"]
-        ],
-        claim=Claim(**{**claim, "value": float(claim["value"]), "conditions": conditions}),
-        participation=np.asarray(run["participation"]),
-        seen=run["seen"],
-    )
-    return SweepRun(outcome, proven, run["seconds"], run["made"])
-
-
 # The picture
 
-# Okabe and Ito's colours, told apart with any colour vision. When they are used up, the dashes change.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# When the colours are used up, the dashes change.
+_COLOURS = (plots.BLUE, plots.VERMILION, plots.GREEN, "#CC79A7", plots.ORANGE, "#56B4E9", "#000000")
 _DASHES = ("-", "--", ":", "-.")
 _MARKERS = "osD^vP*"
 _MOST_LINES = len(_COLOURS) * len(_DASHES)
@@ -328,7 +276,7 @@ def draw_sweep(sweep: Sweep, path: Path) -> None:
         caption += f"; {len(settings) - len(lines)} more settings in curves.csv"
     _caption(curves, caption)
     _draw_finals(finals, sweep, lines)
-    shown = [row[sweep.score] for _, runs in lines for run in runs for row in sweep[run].metrics]
+    shown = [row[sweep.score] for _, runs in lines for run in runs for row in run.metrics]
     trivial = {round(run.metrics[-1].get("trivial", math.nan), 6) for run in sweep}
     references = {"trivial predictor": trivial.pop()} if len(trivial) == 1 else {}  # one for each data set
     for axis in (curves, finals):
@@ -344,7 +292,7 @@ def draw_sweep(sweep: Sweep, path: Path) -> None:
 
 def _privacy(sweep: Sweep) -> str:
     """The smallest and largest proven ε of the settings."""
-    rows = [run.proven for run in sweep.runs if run.proven is not None]
+    rows = [run.proven for run in sweep if run.proven is not None]
     if not rows:
         return "no proven ε"
     bounded = [row.value for row in rows if math.isfinite(row.value)]
@@ -360,9 +308,9 @@ def _privacy(sweep: Sweep) -> str:
 
 def _draw_curve(axis: Any, sweep: Sweep, setting: Setting, at: int, lines: int) -> Any:
     values, runs = setting
-    rounds = [row["round"] for row in sweep[runs[0]].metrics]
-    alike = [run for run in runs if [row["round"] for row in sweep[run].metrics] == rounds]
-    accuracy = np.array([[row[sweep.score] for row in sweep[run].metrics] for run in alike])
+    rounds = [row["round"] for row in runs[0].metrics]
+    alike = [run.metrics for run in runs if [row["round"] for row in run.metrics] == rounds]
+    accuracy = np.array([[row[sweep.score] for row in rows] for rows in alike])
     mean, colour = accuracy.mean(axis=0), _colour(at)
     dashes = _DASHES[at // len(_COLOURS) % len(_DASHES)]
     (line,) = axis.plot(rounds, mean, label=_label(values), linewidth=1.6, color=colour, linestyle=dashes)
@@ -377,22 +325,20 @@ def _draw_curve(axis: Any, sweep: Sweep, setting: Setting, at: int, lines: int) 
 def _draw_finals(axis: Any, sweep: Sweep, lines: list[Setting]) -> None:
     """Final accuracy against the first varied number, one line for each setting of the other keys."""
     axis.set_ylabel(f"final {sweep.score_name}")
-    noisy = [setting for setting in lines if not math.isinf(setting[0].get("privacy.epsilon", 0.0))]
-    key = next(
-        (key for key in sweep.keys if key != "seed" and _numeric([values[key] for values, _ in noisy])), None
-    )
+    noisy = [values for values, _ in lines if not math.isinf(values.get("privacy.epsilon", 0.0))]
+    key = next((key for key in sweep.keys if key != "seed" and _numeric([each[key] for each in noisy])), None)
     if key is None:
         _draw_dots(axis, sweep, lines)
         return
     groups: dict[str, list[tuple[float, float, float, int]]] = {}
     for at, (values, runs) in enumerate(lines):
         others = _label({name: value for name, value in values.items() if name != key})
-        mean, error = mean_and_error([sweep[run].metrics[-1][sweep.score] for run in runs])
-        if (values, runs) not in noisy:
+        mean, error = mean_and_error([run.metrics[-1][sweep.score] for run in runs])
+        if values not in noisy:
             axis.axhline(mean, color=_colour(at), linestyle="--", linewidth=1)
             continue
         groups.setdefault(others, []).append((float(values[key]), mean, error or 0.0, at))
-    ticks = sorted({float(values[key]) for values, _ in noisy})
+    ticks = sorted({float(values[key]) for values in noisy})
     on_log = ticks[0] > 0 and ticks[-1] / ticks[0] >= 5
     for number, (others, points) in enumerate(groups.items()):
         points.sort()
@@ -422,7 +368,7 @@ def _draw_finals(axis: Any, sweep: Sweep, lines: list[Setting]) -> None:
 def _draw_dots(axis: Any, sweep: Sweep, lines: list[Setting]) -> None:
     """Where no number varies: every run as a dot, and the mean of its setting."""
     for at, (_, runs) in enumerate(lines):
-        accuracy = [sweep[run].metrics[-1][sweep.score] for run in runs]
+        accuracy = [run.metrics[-1][sweep.score] for run in runs]
         axis.plot([at] * len(accuracy), accuracy, "o", markersize=4, color=_colour(at), alpha=0.6)
         axis.plot([at - 0.25, at + 0.25], [np.mean(accuracy)] * 2, color=_colour(at))
     labels = [_label(values) or "all runs" for values, _ in lines]

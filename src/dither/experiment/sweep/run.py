@@ -8,20 +8,20 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import numpy as np
 
 from dither import data
-from dither.accounting import ProvenRow
 from dither.errors import BudgetExhausted, SpecError
 from dither.experiment import build, train
+from dither.experiment.account import spent_parts
 from dither.experiment.build import choose
+from dither.experiment.report import load
 from dither.experiment.sweep import batches
 from dither.experiment.sweep.batches import BatchPlan, Outcome
-from dither.experiment.sweep.result import Sweep, SweepFolder, SweepRun
+from dither.experiment.sweep.result import Sweep, SweepFolder
 from dither.experiment.train import check_public
 from dither.simulation import devices, distributed
 from dither.simulation.devices import Clock
@@ -87,19 +87,33 @@ def sweep(
         raise SpecError(f"max_memory={max_memory!r} must be above 0")
     prove = (vary is not None or out is not None) if prove is None else prove
     description = {**grid, "runs": len(specs), "proven": prove}
-    folder = _claimed_folder(out, specs, description)
-    with clock("start_up"):
-        devices.set_up()
-        finished = folder.finished(specs) if folder is not None else {}
-        plan = None if private else _shared_plan(specs, limit, finished, data_dir, dataset)
-    if plan is None:
+    folder = None if out is None else SweepFolder(out)
+    if folder is not None:
+        _refuse_duplicates(specs)  # runs are saved under the digest of their spec
+        folder.claim(description)
+    finished = folder.finished(specs) if folder is not None else {}
+    progress = on_progress or (lambda done, total, text: None)
+    plan, notes = None, []
+    if private:
         charge = {"ledger": ledger, "new_ledger": new_ledger}
-        runs = finished | _train_charged(specs, finished, cast(SweepFolder, folder), charge, on_progress)
+        runs = finished | _train_charged(specs, finished, cast(SweepFolder, folder), charge, progress)
+        notes += _spent_note(specs, cast(SweepFolder, folder), ledger)
     else:
-        runs = finished | _train(plan, finished, folder, prove, clock, on_progress)
+        with clock("start_up"):
+            if distributed.count() > 1 and dataset is not None:
+                raise SpecError(
+                    "dataset= exists in this process only; several processes must load the data themselves"
+                )
+            shared = {"specs": [spec.to_toml() for spec in specs], "limit": limit, "finished": sorted(finished)}
+            plan = _shared_plan(shared, data_dir, dataset)
+            files = {(each.spec.data.path, each.spec.data.test_path): each for each in plan.experiments}
+            for experiment in files.values():
+                check_public(experiment)
+        runs = finished | _train(plan, finished, folder, prove, clock, progress)
+        if limit is not None and (estimate := _estimated_bytes(plan)) > limit:
+            notes.append(f"a single run is estimated at {estimate / 1e6:.0f} MB, above --max-memory")
     in_order = tuple(runs[number] for number in range(len(specs)))
-    path = folder.path if folder is not None else None
-    result = Sweep(tuple(specs), tuple(keys), in_order, {}, path, _notes(plan, limit) if plan else ())
+    result = Sweep(tuple(keys), in_order, {}, None if folder is None else folder.path, tuple(notes))
     if folder is not None:
         with clock("plot"):
             folder.save_tables(result)
@@ -109,32 +123,22 @@ def sweep(
     return result
 
 
-def _claimed_folder(
-    out: str | Path | None, specs: Sequence[Spec], description: Mapping[str, Any]
-) -> SweepFolder | None:
-    if out is None:
-        return None
-    _refuse_duplicates(specs)  # runs are saved under the digest of their spec
-    folder = SweepFolder(out)
-    folder.claim(description)
-    return folder
-
-
-def plan_sweep(
-    specs: Sequence[Spec],
-    limit: float | None,
-    *,
-    data_dir: str | Path | None = None,
-    dataset: data.Dataset | None = None,
-) -> BatchPlan:
-    """The batches of a sweep. Each process trains as many runs at once as it would alone."""
+def _shared_plan(shared: dict[str, Any], data_dir: str | Path | None, dataset: data.Dataset | None) -> BatchPlan:
+    """The batches of a sweep, the same in every process: `shared` is what process 0 tells the others. Each process
+    trains as many runs at once as it would alone."""
+    devices.set_up()
+    if distributed.count() > 1:
+        shared |= distributed.broadcast(shared)
     kind = devices.device_kind()
-    return batches.plan_batches(
-        specs,
+    plan = batches.plan_batches(
+        [Spec.from_toml(text, where="a spec of process 0") for text in shared["specs"]],
         data_dir=data_dir,
         dataset=dataset,
-        max_runs=lambda experiment: distributed.count() * batches.runs_at_once(experiment, kind, limit),
+        max_runs=lambda each: distributed.count() * batches.runs_at_once(each, kind, shared["limit"]),
     )
+    if distributed.count() > 1:
+        distributed.assert_equal(fingerprints(plan))
+    return plan
 
 
 def fingerprints(plan: BatchPlan) -> dict[str, str]:
@@ -154,35 +158,10 @@ def fingerprints(plan: BatchPlan) -> dict[str, str]:
     }
 
 
-def _shared_plan(
-    specs: Sequence[Spec],
-    limit: float | None,
-    finished: Mapping[int, SweepRun],
-    data_dir: str | Path | None,
-    dataset: data.Dataset | None,
-) -> BatchPlan:
-    """The plan, the same in every process."""
-    several = distributed.count() > 1
-    if several and dataset is not None:
-        raise SpecError("dataset= exists in this process only; several processes must load the data themselves")
-    if several:
-        tomls = [spec.to_toml() for spec in specs]
-        distributed.broadcast({"specs": tomls, "limit": limit, "finished": sorted(finished)})
-    plan = plan_sweep(specs, limit, data_dir=data_dir, dataset=dataset)
-    if several:
-        distributed.assert_equal(fingerprints(plan))
-    for experiment in {experiment.spec.data.path: experiment for experiment in plan.experiments}.values():
-        check_public(experiment)
-    return plan
-
-
 def _train_only(data_dir: str | Path | None) -> NoReturn:
     """Any process but 0: train the batches of process 0, then exit."""
-    devices.set_up()
-    shared = distributed.broadcast({})
-    specs = [Spec.from_toml(text, where="a spec of process 0") for text in shared["specs"]]
-    plan = plan_sweep(specs, shared["limit"], data_dir=data_dir)
-    distributed.assert_equal(fingerprints(plan))
+    shared: dict[str, Any] = {}
+    plan = _shared_plan(shared, data_dir, None)
     with distributed.Interrupt() as interrupt:
 
         def go_on(*_: object) -> None:
@@ -197,15 +176,15 @@ def _train_only(data_dir: str | Path | None) -> NoReturn:
 
 def _train(
     plan: BatchPlan,
-    finished: Mapping[int, SweepRun],
+    finished: Mapping[int, Outcome],
     folder: SweepFolder | None,
     prove: bool,
     clock: Clock,
-    on_progress: OnProgress | None,
-) -> dict[int, SweepRun]:
+    on_progress: OnProgress,
+) -> dict[int, Outcome]:
     """Train what is not finished; prove and save each batch."""
-    environment = {**devices.versions(), "device": devices.device()}
-    runs: dict[int, SweepRun] = {}
+    made = {**devices.versions(), "device": devices.device()}
+    runs: dict[int, Outcome] = {}
     progress = _progress(plan, finished, on_progress)
     started = time.perf_counter()
 
@@ -217,22 +196,19 @@ def _train(
             interrupt.exchange()
 
     def trained(batch: dict[int, Outcome]) -> None:
-        with distributed.between_rounds():
-            keep(batch)
-            interrupt.exchange()
-
-    def keep(batch: dict[int, Outcome]) -> None:
         nonlocal started
-        seconds = (time.perf_counter() - started) / len(batch)
-        with clock("accounting"):
-            proven = {
-                number: _proven(plan.experiments[number], outcome, prove) for number, outcome in batch.items()
-            }
-        new = {number: SweepRun(*pair, seconds, environment) for number, pair in proven.items()}
-        if folder is not None:
-            folder.save_batch(list(new.values()))
-        runs.update(new)
-        started = time.perf_counter()
+        with distributed.between_rounds():
+            seconds = (time.perf_counter() - started) / len(batch)
+            with clock("accounting"):
+                new = {
+                    number: _proven(plan.experiments[number], replace(outcome, seconds=seconds, made=made), prove)
+                    for number, outcome in batch.items()
+                }
+            if folder is not None:
+                folder.save_batch(list(new.values()))
+            runs.update(new)
+            started = time.perf_counter()
+            interrupt.exchange()
 
     with distributed.Interrupt() as interrupt, distributed.computing():
         batches.train_batches(
@@ -242,19 +218,17 @@ def _train(
     return runs
 
 
-def _proven(experiment: build.Experiment, outcome: Outcome, prove: bool) -> tuple[Outcome, ProvenRow | None]:
+def _proven(experiment: build.Experiment, outcome: Outcome, prove: bool) -> Outcome:
     """The outcome with its claim for the rounds that were made, and its proven ε."""
     if build.stop_reason(experiment):
         claim = build.claim_after(experiment, build.planned_rounds(experiment))
         outcome = replace(outcome, claim=claim)
-    if not prove:
-        return outcome, None
-    accountant = experiment.accountant()
-    return outcome, accountant.row(accountant.proven())
+    accountant = experiment.accountant() if prove else None
+    return outcome if accountant is None else replace(outcome, proven=accountant.row(accountant.proven()))
 
 
 def _progress(
-    plan: BatchPlan, finished: Mapping[int, SweepRun], on_progress: OnProgress | None
+    plan: BatchPlan, finished: Mapping[int, Outcome], on_progress: OnProgress
 ) -> Callable[[int, int], None]:
     """A callback for `(batch, round)` that reports the work done, weighted by the estimated time of each batch."""
     kind = devices.device_kind()
@@ -265,10 +239,9 @@ def _progress(
     shares = [float(all(number in finished for number in batch.numbers)) for batch in plan.batches]
 
     def report() -> None:
-        if on_progress:
-            done = sum(share * each for share, each in zip(shares, seconds, strict=True))
-            runs = sum(len(batch.numbers) for batch, share in zip(plan.batches, shares, strict=True) if share >= 1)
-            on_progress(done, sum(seconds), f"{runs}/{len(plan.experiments)} runs")
+        done = sum(share * each for share, each in zip(shares, seconds, strict=True))
+        runs = sum(len(batch.numbers) for batch, share in zip(plan.batches, shares, strict=True) if share >= 1)
+        on_progress(done, sum(seconds), f"{runs}/{len(plan.experiments)} runs")
 
     def advance(batch: int, round: int) -> None:
         shares[batch] = round / plan.batches[batch].num_rounds
@@ -282,24 +255,12 @@ def _estimated_bytes(plan: BatchPlan) -> float:
     """Memory of the largest batch."""
     kind = devices.device_kind()
     largest = max(plan.batches, key=lambda batch: len(batch.numbers))
-    experiment = plan.experiments[largest.numbers[0]]
-    each = batches.run_bytes(experiment, kind)
-    return batches.shared_bytes(experiment, kind) + len(largest.numbers) * each
-
-
-def _notes(plan: BatchPlan, limit: float | None) -> tuple[str, ...]:
-    estimate = _estimated_bytes(plan)
-    if limit is None or estimate <= limit:
-        return ()
-    return (f"a single run is estimated at {estimate / 1e6:.0f} MB, above --max-memory",)
+    memory = batches.batch_memory(plan.experiments[largest.numbers[0]], kind)
+    return memory.shared + len(largest.numbers) * memory.each
 
 
 def _summary(result: Sweep, plan: BatchPlan | None) -> dict[str, Any]:
     """What sweep.json says about a finished sweep."""
-    environments: list[dict[str, str]] = []
-    for run in result.runs:
-        if run.environment not in environments:
-            environments.append(run.environment)
     return {
         "complete": True,
         "programs": len({batch.program for batch in plan.batches}) if plan else None,
@@ -307,16 +268,9 @@ def _summary(result: Sweep, plan: BatchPlan | None) -> dict[str, Any]:
         "settings": result.table(),
         "not_covered": result.not_covered(),
         "troubles": result.warnings(),
-        "made_by": environments,
-        "seconds": round(sum(run.seconds for run in result.runs), 3),
+        "made_by": list({repr(run.made): run.made for run in result}.values()),
+        "seconds": round(sum(run.seconds for run in result), 3),
     }
-
-
-def default_folder(spec: Spec) -> Path:
-    """sweeps/METHOD-DATA-TIME, with a number appended if two start in the same second."""
-    base = Path("sweeps") / f"{Path(spec.method).stem}-{Path(spec.data.title).stem}-{datetime.now():%Y%m%d-%H%M%S}"
-    numbered = (base.with_name(f"{base.name}-{number}") for number in itertools.count(2))
-    return next(path for path in itertools.chain([base], numbered) if not path.exists())
 
 
 # The grid
@@ -366,11 +320,9 @@ def _parse_values(key: str, text: str) -> list[Any]:
     return values
 
 
-def product(
-    what: Spec | str | Path | Mapping[str, Any], vary: Mapping[str, Sequence[Any]], values: Mapping[str, Any]
-) -> list[Spec]:
+def product(base: Spec, vary: Mapping[str, Sequence[Any]], values: Mapping[str, Any]) -> list[Spec]:
     """Every combination of the varied values on top of a spec, all checked. The last key varies fastest."""
-    base = Spec.from_any(what).with_values(values)
+    base = base.with_values(values)
     if not vary:
         raise SpecError("nothing varies: give at least one --vary key=value,value, or use `dither run`")
     for key, column in vary.items():
@@ -406,9 +358,8 @@ def _specs(
             raise SpecError("the list of specs is empty; give at least one")
         return specs, differing(specs), {"specs": [spec.to_dict() for spec in specs]}
     columns = {key: list(column) for key, column in (vary or {}).items()}
-    specs = product(what, columns, values)
-    base = Spec.from_any(what).with_values(values)
-    return specs, list(columns), {"spec": base.to_dict(), "vary": columns}
+    grid = {"spec": what.with_values(values).to_dict(), "vary": columns}
+    return product(what, columns, values), list(columns), grid
 
 
 def differing(specs: Sequence[Spec]) -> list[str]:
@@ -436,32 +387,55 @@ def _check_private(specs: Sequence[Spec], folder: str | Path | None) -> None:
         raise SpecError(f"{path!r} holds private records: give out=FOLDER, where each charged run is kept")
 
 
+def _spent_note(specs: Sequence[Spec], folder: SweepFolder, ledger: str | Path | None) -> list[str]:
+    """What the runs come to together: the table has the ε of each by itself."""
+    parts = spent_parts(load(_place(folder, specs[-1])), ledger)
+    if not parts:
+        return []
+    everything = parts[-1]
+    return [
+        f"the {len(specs)} runs are about the same records: all that was charged for these comes to ε = "
+        f"{everything.epsilon:.4g} at δ = {everything.delta:.4g} ({everything.terms})"
+    ]
+
+
+def _place(folder: SweepFolder, spec: Spec) -> Path:
+    """The folder of one charged run."""
+    return folder.path / "runs" / spec.digest()[:16]
+
+
 def _train_charged(
     specs: Sequence[Spec],
-    finished: Mapping[int, SweepRun],
+    finished: Mapping[int, Outcome],
     folder: SweepFolder,
     charge: Mapping[str, Any],
-    on_progress: OnProgress | None,
-) -> dict[int, SweepRun]:
+    on_progress: OnProgress,
+) -> dict[int, Outcome]:
     """Train what is not finished, one run after the other, and keep each. An interrupted run is resumed. `charge`
     holds the keywords of `train.run` that name the ledger."""
-    environment = {**devices.versions(), "device": devices.device()}
-    runs: dict[int, SweepRun] = {}
+    devices.set_up()
+    made = {**devices.versions(), "device": devices.device()}
+    runs: dict[int, Outcome] = {}
     for number, spec in enumerate(specs):
         if number in finished:
             continue
         done = f"{len(finished) + len(runs)}/{len(specs)} runs"
-        if on_progress:
-            on_progress(len(finished) + len(runs), len(specs), done)
-        place, started = folder.path / "runs" / spec.digest()[:16], time.perf_counter()
+        on_progress(len(finished) + len(runs), len(specs), done)
+        place, started = _place(folder, spec), time.perf_counter()
         begun = (place / "spec.toml").is_file()
         report = train.run(spec, out=None if begun else place, resume=place if begun else None, **charge)
         if report.stopped:
             raise BudgetExhausted(f"{report.stopped}; {done} are finished in {str(folder.path)!r}")
         rows = [dict(row) for row in report.evaluations]
         rows[-1] |= {} if report.scores is None else report.scores.beside_evaluations()
-        outcome = Outcome(spec, rows, report.epsilon.claimed, np.zeros(0, np.int64))
-        seconds = time.perf_counter() - started
-        runs[number] = SweepRun(outcome, report.epsilon.proven(), seconds, environment)
+        runs[number] = Outcome(
+            spec,
+            rows,
+            report.epsilon.claimed,
+            np.zeros(0, np.int64),
+            proven=report.epsilon.proven(),
+            seconds=time.perf_counter() - started,
+            made=made,
+        )
         folder.save_batch([runs[number]])
     return runs

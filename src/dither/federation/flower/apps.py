@@ -9,8 +9,11 @@ path is the node configuration's "dither-socket".
 from __future__ import annotations
 
 import os
+import socket
 import time
+from array import array
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +27,21 @@ from dither.federation.local import hand_over
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.03, 0.3  # seconds between two looks: right after something came, and at most
 _LOOK_SHARE = 4.0  # times as long as the last look took: a SuperLink with much to do is asked less often
+_HINTS_AT_ONCE = 1000  # nodes in a datagram
 
 
 class GridTransport:
-    """Implements `dither.federation.messages.Transport`: to parties that `dither join`, or to SuperNodes."""
+    """Implements `dither.federation.messages.Transport`: to parties that `dither join`, or to SuperNodes. `hints`
+    is the address at which the gate hears who was asked, and from which it tells of answers (`gate.Hints`)."""
 
-    def __init__(self, grid: Grid, *, supernodes: bool = False) -> None:
-        self._grid, self._pause, self._looked = grid, _FIRST_PAUSE, 0.0
+    def __init__(self, grid: Grid, *, supernodes: bool = False, hints: str = "") -> None:
+        self._grid, self._pause, self._looked, self._missing = grid, _FIRST_PAUSE, 0.0, 0
         self._messages = SuperNodeMessages(grid) if supernodes else PartyMessages(grid)
+        self._hints: socket.socket | None = None
+        if hints:
+            host, _, port = hints.rpartition(":")
+            self._hints = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            self._hints.connect((host, int(port)))
 
     def nodes(self) -> dict[int, str]:
         return {
@@ -45,19 +55,40 @@ class GridTransport:
             for address, body in bodies.items()
         ]
         numbers = self._messages.push(messages, ttl=ttl)
+        if self._hints is not None:
+            addresses = list(bodies)
+            for at in range(0, len(addresses), _HINTS_AT_ONCE):
+                with suppress(OSError):
+                    self._hints.send(array("Q", addresses[at : at + _HINTS_AT_ONCE]))
         return {address: number for address, number in zip(bodies, numbers, strict=False) if number}
 
     def pull(self, ids: Collection[str]) -> list[tuple[str, bytes | None]]:
+        if self._hints is not None:
+            self._hints.setblocking(False)
+            with suppress(OSError):  # none left
+                while True:
+                    self._hints.recv(1)
         asked = time.monotonic()
         answers = self._messages.pull(ids)
         self._looked = time.monotonic() - asked
+        self._missing += len(ids) - len(answers)
         if answers:
             self._pause = _FIRST_PAUSE
         return answers
 
     def pause(self) -> None:
-        time.sleep(max(self._pause, _LOOK_SHARE * self._looked))
-        self._pause = min(1.3 * self._pause, _LONGEST_PAUSE)
+        """Until all answers that were missing have passed the gate, or for a while."""
+        if self._hints is None or not self._missing:
+            time.sleep(max(self._pause, _LOOK_SHARE * self._looked))
+            self._pause = min(1.3 * self._pause, _LONGEST_PAUSE)
+        else:
+            until = time.monotonic() + max(_LONGEST_PAUSE, _LOOK_SHARE * self._looked)
+            with suppress(OSError):
+                while self._missing and (left := until - time.monotonic()) > 0:
+                    self._hints.settimeout(left)
+                    self._hints.recv(1)
+                    self._missing -= 1
+        self._missing = 0
 
 
 def server_app(coordinate: Callable[[Any, Mapping[str, Any]], None] | None = None) -> ServerApp:
@@ -68,7 +99,8 @@ def server_app(coordinate: Callable[[Any, Mapping[str, Any]], None] | None = Non
     def main(grid: Grid, context: Context) -> None:
         from dither.federation import serving
 
-        transport = GridTransport(grid, supernodes=SUPERLINK not in os.environ)
+        hints = os.environ.get(SUPERLINK, "")
+        transport = GridTransport(grid, supernodes=not hints, hints=hints)
         (coordinate or serving.coordinate)(transport, dict(context.run_config))
 
     return app

@@ -4,9 +4,8 @@ Three things: a party's connection to the SuperLink (`serve`), registered keys a
 `signer`), and the coordinator's messages to parties (`PartyMessages`) or to SuperNodes (`SuperNodeMessages`).
 
 A SuperNode starts a process for every message, sleeps 3 s whenever there is none, and runs the app that the server
-sends. `serve` asks often while messages come (every 30 ms, then ever less, down to twice a second; less often
-where there are many nodes), hands each message to a function of this process, and never looks at the app: the
-server can make it compute nothing but what Dither answers.
+sends. `serve` asks for a message, which the gate answers when there is one. It hands the message to a function of
+this process and never looks at the app: the server can make it compute nothing but what Dither answers.
 
 Flower's programs send a message with an empty content and then its objects, three for one of ours, by a call for
 each, and fetch them in the same way: 16 calls for a question and its answer. A message may just as well have its
@@ -28,6 +27,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from queue import PriorityQueue
+from secrets import token_hex
 from typing import Any
 
 import httpx
@@ -51,8 +51,7 @@ from dither.federation.local import IdleTimer, clock
 
 RECORD, BODY = "dither", "body"
 _FIRST_POLL, _LONGEST_POLL = 0.03, 0.5  # seconds between two polls: right after a message, and at most
-_POLL_SHARE = 4.0  # times as long as the last poll took: a server with much to do is asked less often
-_POLLS = 25.0  # a second, of all nodes together: each poll costs the server about 10 ms
+_CALL_SECONDS = 30.0, 0.1  # for a call's answer, and more for each node: all of them may call at once
 _HEARTBEAT_SECONDS = 10.0, 1800.0  # the shortest and the longest that a SuperLink takes; it waits for two
 _HEARTBEATS = 5.0  # a second, of all nodes together
 _LINGER_SECONDS = 2.0  # a SuperLink throws away a node's last answer if the node leaves before it is fetched
@@ -60,6 +59,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0  # between attempts to connect
 _FETCHERS = 4  # calls at once by which answers are fetched: a client keeps as many connections open, and no more
 _MOST_AT_ONCE = 1 << 25  # bytes of messages in one call of the coordinator's
 _PATIENCE = 190.0  # seconds after which a SuperLink no longer waits for objects that were announced
+_IN_EVERY_ANSWER = 64 * "0"  # an object, by its digest
 _FETCH_SECONDS = 0.1  # how long one `Answers.pull` waits for answers that are being fetched
 _COMPLETE_SECONDS = 600.0  # for an answer that was begun to become complete
 
@@ -105,25 +105,24 @@ def serve(
     """Answer messages until `until()`, as one of so many `nodes`. A broken connection is made again, with growing
     pauses. `FederationError` after `patience` seconds without one, after `idle` seconds in which nothing was asked
     and answered, and when the server may not be trusted or does not know this node."""
-    pause, since, tries, shortest = _FIRST_PAUSE, time.monotonic(), 0, max(_FIRST_POLL, nodes / _POLLS)
+    pause, since, tries = _FIRST_PAUSE, time.monotonic(), 0
     timer = IdleTimer(f"the server at {server.address}", idle, say)
     while not until():
         try:
             with _Connection(server, nodes) as connection:
                 say(f"connected to {server.address}")
-                pause, poll, tries = _FIRST_PAUSE, shortest, 0
+                pause, poll, tries = _FIRST_PAUSE, _FIRST_POLL, 0
                 while not until():
-                    asked = time.monotonic()
                     body = connection.next()
                     since = time.monotonic()
                     if body is None:
                         timer.check()
-                        time.sleep(max(poll, _POLL_SHARE * (since - asked)))
-                        poll = min(1.3 * poll, max(shortest, _LONGEST_POLL))
+                        time.sleep(poll)
+                        poll = min(1.3 * poll, _LONGEST_POLL)
                     else:
                         connection.reply(answer(body))
                         timer.reset()
-                        poll = shortest
+                        poll = _FIRST_POLL
                 time.sleep(_LINGER_SECONDS)
         except ConnectionLost as error:
             away = time.monotonic() - since
@@ -153,14 +152,15 @@ class _Connection:
         self._beat_seconds = min(max(shortest, 2 * nodes / _HEARTBEATS), longest)
         key: Any = load_ssh_private_key(server.key.read_bytes(), None)
         self._server, self._public = server, public_key_to_bytes(key.public_key())
-        self._client = FleetHttpClient.from_server_address(
-            server.address,
-            False,
-            server.ca.read_bytes(),
+        seconds, more = _CALL_SECONDS
+        self._client = FleetHttpClient(
+            f"https://{server.address}",
             interceptors=[
                 RuntimeVersionHttpInterceptor(component_name="SuperNode"),
                 NodeAuthHttpInterceptor(key, key.public_key()),
             ],
+            verify=ssl.create_default_context(cafile=str(server.ca)),
+            timeout=seconds + more * nodes,
         )
         self._node: Any = None
         self._question: Any = None
@@ -220,7 +220,7 @@ class _Connection:
 
     def reply(self, body: bytes) -> None:
         """Answer the message that `next` gave."""
-        listed, trees = _with_content([Message(content(body), reply_to=self._question)])
+        listed, trees = _with_content([Message(content(body), reply_to=self._question)], _IN_EVERY_ANSWER)
         request = fleet_pb2.PushMessagesRequest(
             node=self._node, messages_list=listed, message_object_trees=trees, clientapp_runtime_list=[0.0]
         )
@@ -272,15 +272,21 @@ class _Connection:
 # Registered keys and signed requests
 
 
-def register(superlink: str, ca: Path, public_key: str, name: str) -> None:
-    """Let the node with this key (OpenSSH) connect to the SuperLink at that address."""
-    key: Any = load_ssh_public_key(public_key.encode())
+def register(superlink: str, ca: Path, public_keys: Mapping[str, str]) -> None:
+    """Let nodes connect to the SuperLink at that address: names and their keys (OpenSSH)."""
     with ControlHttpClient.from_server_address(
         superlink, False, ca.read_bytes(), interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
     ) as client:
-        request = control_pb2.RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name)
-        if not client.RegisterNode(request).node_id:
-            raise FederationError(f"the SuperLink does not register the key of {name!r}")
+        for name, public_key in public_keys.items():
+            key: Any = load_ssh_public_key(public_key.encode())
+            request = control_pb2.RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name)
+            if not client.RegisterNode(request).node_id:
+                raise FederationError(f"the SuperLink does not register the key of {name!r}")
+
+
+def number_in(answer: bytes) -> int:
+    """The number that a SuperLink gives to a node that connects."""
+    return int(fleet_pb2.ActivateNodeResponse.FromString(answer).node_id)
 
 
 def signing_keys(public_keys: Collection[str]) -> dict[bytes, Any]:
@@ -307,11 +313,12 @@ def signer(headers: Mapping[bytes, bytes], keys: Mapping[bytes, Any]) -> bytes:
 
 class PartyMessages:
     """Messages to parties that `serve`, with their content. The SuperLink also lists an object for each, which it
-    waits for in vain. It drops those of a push, and what is left of their messages, when it is asked for one of
-    them after its patience (180 s): so its memory stays bounded."""
+    waits for in vain. It drops the objects of a push, and what is left of their messages, when it is asked for one
+    of them after its patience (180 s). So it is: for a question of each push, and for the object that all answers
+    have in common. Its memory stays bounded."""
 
     def __init__(self, grid: Any) -> None:
-        self._grid, self._longest = grid, 1
+        self._grid, self._longest, self._sweep = grid, 1, 0.0
         self._waited_for: PriorityQueue[tuple[float, str]] = PriorityQueue()  # when to ask for it, object
         threading.Thread(target=self._drop, daemon=True).start()
 
@@ -334,7 +341,9 @@ class PartyMessages:
             request = runtime_pb2.PullAppMessagesRequest(message_ids=batch)
             for message in self._grid._runtime_client.PullMessages(request).messages_list:
                 answers.append((message.metadata.reply_to_message_id, _answer(message)))
-                self._expect(message.metadata.message_id, 0.0)
+        if answers and time.monotonic() > self._sweep:
+            self._sweep = time.monotonic() + _PATIENCE
+            self._expect(_IN_EVERY_ANSWER, 2 * _PATIENCE)
         return [(number, body) for number, body in answers if number in ids]
 
     def _batches(self, items: Sequence[Any]) -> Iterator[Sequence[Any]]:
@@ -431,11 +440,12 @@ class SuperNodeMessages:
         return (body_of(message) or b"") if message.has_content() else None
 
 
-def _with_content(messages: Sequence[Message]) -> tuple[list[Any], list[Any]]:
+def _with_content(messages: Sequence[Message], *objects: str) -> tuple[list[Any], list[Any]]:
     """Messages as they are sent with their content, and the tree of objects that goes with each."""
     for message in messages:
-        message.metadata.__dict__["_message_id"] = message.object_id
-    trees = [message_pb2.ObjectTree(object_id=message.metadata.message_id) for message in messages]
+        message.metadata.__dict__["_message_id"] = token_hex(32)  # which a SuperLink takes for a digest
+    below = [message_pb2.ObjectTree(object_id=each) for each in objects]
+    trees = [message_pb2.ObjectTree(object_id=each.metadata.message_id, children=below) for each in messages]
     return [message_to_proto(message) for message in messages], trees
 
 

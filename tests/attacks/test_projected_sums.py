@@ -1,0 +1,142 @@
+"""Noise that something else was done to does not hide the other clients of a sum.
+
+`federation.max_norm` scales long uploads down after their noise was added. Each of the others here holds records
+of one direction, so that its upload is long and ends on the ball: the noise along that direction is gone. The
+target's upload is short and keeps its noise. A proof that counted the others' noise was four times too small.
+"""
+
+import numpy as np
+import pytest
+
+from dither import accounting
+from dither.data import ClientPartition, Dataset
+from dither.experiment.build import assemble, engine_options
+from dither.simulation import engine
+from dither.spec import Spec
+
+CLIENTS, RECORDS, RUNS = 17, 10, 1000
+VALUES = {
+    "method": "cpfed",
+    "num_clients": CLIENTS,
+    "cohort_size": CLIENTS,
+    "num_rounds": 1,
+    "local_steps": 1,
+    "batch_sampling": "full",
+    "client_lr": 1.0,
+    "model.name": "logistic",
+    "privacy.noise": "given",
+    "privacy.noise_std": 0.095,  # of one client among 17; ε = 1 by the noise of all of them, 4.7 alone
+    "privacy.view": "sum",
+    "privacy.adjacency": "zero-out",
+    "secagg.mode": "ideal",
+}
+
+
+def world(target, values):
+    """The experiment whose target record is there, or blanked: all records point in the first direction."""
+    y = np.repeat(np.arange(CLIENTS, dtype=np.int32) % 2, RECORDS)
+    x = np.zeros((len(y), 2), np.float32)
+    x[:, 0] = 100.0  # half of the others pull one way, half the other way
+    y[:RECORDS] = -1  # the target's other records say nothing
+    y[0] = 1 if target else -1
+    start, size = np.arange(CLIENTS) * RECORDS, np.full(CLIENTS, RECORDS)
+    partition = ClientPartition(np.arange(len(y)), start, size, tuple(map(str, range(CLIENTS))))
+    dataset = Dataset("made", x, y, x[:1], y[-1:], ("a", "b"), ("one", "two"))
+    problem = engine.problem(x, y, partition, x[:1], y[-1:])
+    return assemble(Spec().with_values({**VALUES, **values}), dataset, partition, problem)
+
+
+def exhibited(values):
+    """ε shown by the sums of many runs in both worlds, and the proven one."""
+    worlds = [world(target, values) for target in (True, False)]
+    first, seeds = worlds[0], list(range(RUNS))
+    simulation = engine.Simulation(
+        first.model, first.prepared.build, num_clients=CLIENTS, cohort_size_at=lambda index: CLIENTS,
+        **{**engine_options(first), "randomness": "seeded"},
+    )  # fmt: skip
+    hyper = {name: np.stack([np.asarray(value)] * RUNS) for name, value in first.prepared.hyper.items()}
+    sums = []
+    for each in worlds:
+        inputs = simulation.inputs(each.problem, seeds=seeds, hyper=hyper)
+        state = simulation.advance(simulation.start(inputs), inputs, 0, 1)
+        sums.append(np.asarray(simulation.params(state, inputs)["out"]["w"])[:, 0, 0])
+    shift = abs(np.mean(sums[0] - sums[1]))  # the seeds are the same, and so is the noise
+    spread = np.std(sums[0], ddof=1) * (1 + 4 / np.sqrt(2 * RUNS))  # four standard errors above what was seen
+    row = first.accountant().proven()
+    return accounting.gaussian_epsilon(float(shift / spread), row.delta), row
+
+
+BALL = {"federation.max_norm": 0.05}
+CLAMPED = {"client_lr": 3e13, "secagg.mode": "off"}  # each coordinate is cut at 2^40
+
+
+@pytest.mark.parametrize("values", [BALL, {**BALL, "randomness": "os"}, CLAMPED])
+def test_projected_uploads_hide_nobody_else(values):
+    attacked, row = exhibited(values)
+    assert 3 < attacked <= row.value
+
+
+def test_without_a_ball_the_others_noise_counts():
+    attacked, row = exhibited({})
+    assert 0.6 < attacked <= row.value <= 1
+
+
+def test_broadcasts_of_projected_uploads_count_the_servers_noise_alone():
+    """NbAFL adds up the noise of all uploads in a broadcast."""
+    values = {"method": "nbafl", "privacy.clip": "none", "privacy.noise_std": 20.0, "secagg.mode": "off"}
+    free, projected = (world(True, {**values, "federation.max_norm": norm}).accountant() for norm in (0.0, 0.05))
+    assert free.epsilon("final") < 0.5 * free.epsilon("upload")
+    assert projected.epsilon("final") == projected.epsilon("upload") == free.epsilon("upload")
+
+
+METHOD = '''
+import jax, jax.numpy as jnp, numpy as np
+from dither.methods import local
+from dither.types import Claim, Prepared
+
+OPTIONS = {"stated": (False, "whether weights are stated"), "later": (0, "fewer clients a round, after the first")}
+
+def prepare(model, plan):
+    """Sends signs: a client whose updates are large has no noise left in them."""
+    gradients = local.noisy_gradients(model, plan, source="signs")
+    def build(hyper):
+        averaging = local.averaging(plan, gradients)(hyper)
+        def client(*arguments):
+            result = averaging.client(*arguments)
+            return result._replace(upload=jax.tree.map(jnp.sign, result.upload))
+        return averaging._replace(client=client)
+    return Prepared(
+        plan=plan._replace(
+            hyper=local.gradient_hyper(plan, local.chosen_noise_std(plan, None)),
+            noise_names=("noise_std",),
+            weights=np.ones(plan.num_clients) if plan.options["stated"] else None,
+        ),
+        build=build,
+        claim=Claim(float("inf"), "run", plan.delta, "no paper"),
+        cohort_size_at=lambda index: (index and plan.options["later"]) or plan.cohort_size,
+    )
+'''
+
+
+def test_a_method_of_your_own_that_states_no_weights_hides_nobody_else(tmp_path):
+    """Nothing says what it does with its noise: here it sends signs."""
+    unstated, stated = (accountant(tmp_path, stated=value) for value in (False, True))
+    assert unstated.epsilon("sum") == unstated.epsilon("upload") == stated.epsilon("upload")
+    assert stated.epsilon("sum") < 0.5 * stated.epsilon("upload")
+
+
+def test_the_smallest_cohort_of_a_method_of_your_own_counts(tmp_path):
+    """The proof counted on as many clients as the spec asks for, however few the method takes."""
+    whole, few = (accountant(tmp_path, stated=True, later=later) for later in (0, 2))
+    alone = whole.epsilon("upload")
+    assert few.epsilon("upload") <= alone  # some clients take part once
+    assert whole.epsilon("sum") < 0.5 * alone
+    assert few.epsilon("sum") > 0.6 * few.epsilon("upload")
+
+
+def accountant(folder, **options):
+    (folder / "signs.py").write_text(METHOD)
+    values = {"method": str(folder / "signs.py"), "num_rounds": 2}
+    return world(
+        True, {**values, **{f"method_options.{key}": value for key, value in options.items()}}
+    ).accountant()

@@ -1,0 +1,27 @@
+"""Noise that float64 proves and float32 does not have: the compiled rounds would add none."""
+
+import numpy as np
+import pytest
+
+from dither.errors import SpecError
+
+from .test_projected_sums import world
+
+
+def test_noise_that_falls_below_float32_is_refused():
+    """The last rounds of this run were made without any noise, at a proven ε of 15."""
+    values = {"privacy.noise_std": 1e36, "privacy.noise_schedule": "rounds", "privacy.noise_decay": 0.01,
+              "num_rounds": 39}  # fmt: skip
+    with pytest.raises(SpecError, match=r"noise_decay=0\.01 shrinks the noise to 1e-39"):
+        world(True, values)
+    with pytest.raises(SpecError, match="noise_decay"):
+        world(True, {**values, "privacy.noise_schedule": "steps", "local_steps": 2, "num_rounds": 20})
+    world(True, {**values, "privacy.noise_decay_start": 30})
+    with pytest.raises(SpecError, match="client_lr"):  # by which Secure FedAvg scales its noise
+        world(True, {"method": "secure-fedavg", "privacy.noise": "proven", "lr_decay": 1e38, "secagg.mode": "off"})
+
+
+def test_noise_below_float32_proves_nothing():
+    row = world(True, {"privacy.noise_std": 1e-40}).accountant().proven("upload")
+    assert row.value == np.inf
+    assert "2^-100" in row.detail
