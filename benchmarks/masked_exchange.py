@@ -27,7 +27,7 @@ from dither.federation import keys, messages
 from dither.federation.local import answer_at
 from dither.federation.messages import Mailbox
 from dither.secagg.client import ClientSession
-from dither.secagg.roster import Rules
+from dither.secagg.graph import Rules
 from dither.secagg.server import ServerSession
 
 SESSION = bytes(32)

@@ -7,7 +7,7 @@ import pytest
 
 from dither import PrivateFederatedClassifier
 from dither.accounting.ledger import Budget, Charge, Ledger
-from dither.accounting.ledger.runs import EVERY_RECORD, Spending, data_id
+from dither.accounting.ledger.runs import EVERY_RECORD, Spending, charged_in_all, data_id
 from dither.data.hashing import hash_arrays
 from dither.errors import BudgetExhausted, DataError
 from dither.experiment import counting
@@ -79,6 +79,22 @@ def test_a_run_names_institutions_that_no_round_picks(ledger):
     assert run.pay(2, 3) == 3
     assert epsilon(ledger, "east") == 0.0
     assert epsilon(ledger, "north") == epsilon(ledger, EVERY_RECORD) > 1.0
+
+
+def test_what_a_table_will_be_charged_is_known_before(ledger):
+    """`dither start` planned with the most exposed client of the whole run, and the ledger, which is charged by
+    stretches of rounds, refused the evaluation after schema and training were paid."""
+    cohorts = [np.array([t < 4, 2 + (t < 2), 4]).astype(int) for t in range(8)]
+    stretches = [(0, 3), (3, 6), (6, 8)]
+    accountant = planned(lambda info: noisy(2.0 + info.client), [50] * 5, cohorts, adjacency="zero-out")
+    run = Spending(ledger, accountant, run="r", dataset="table", clients=None, replay=False)
+    for start, stop in stretches:
+        run.pay(start, stop)
+    known = charged_in_all(accountant, stretches)
+    ledger.charge("planned", "other", [known], rounds=(0, 8), conditions=accountant.conditions)
+    (spent,), (before,) = ledger.spent("table", EVERY_RECORD), ledger.spent("other", EVERY_RECORD)
+    assert before.epsilon == pytest.approx(spent.epsilon, rel=1e-9)
+    assert spent.epsilon > max(accountant.of(group.members[:1]).epsilon("upload") for group in accountant.clients)
 
 
 def test_a_run_on_two_files_of_the_same_people_registers_both(tmp_path):

@@ -12,11 +12,13 @@ import pytest
 
 from dither.errors import ProtocolAbort
 from dither.experiment import build
-from dither.federation.agreement import federated_spec, least_clients
+from dither.experiment.build import least_clients
+from dither.federation.agreement import federated_spec
 from dither.secagg import primitives
 from dither.secagg.client import ClientSession
+from dither.secagg.graph import Rules
 from dither.secagg.messages import Kind
-from dither.secagg.roster import AnnouncedCohort, Rules
+from dither.secagg.roster import AnnouncedCohort
 from dither.secagg.server import ServerSession, _OpenAttempt
 from tests.federation.parties import small_spec
 

@@ -15,7 +15,7 @@ from dither.experiment import train
 from dither.experiment.build import build_experiment
 from dither.federation import keys
 from dither.federation.agreement import approved_digest
-from dither.federation.state import COMPUTED, ChargedRound, PartyStore, PendingUpload
+from dither.federation.state import COMPUTED, ChargedRound, ClientState, PartyStore, PendingUpload
 from dither.spec import Spec
 from dither.web.files import SafeFolder
 from dither.web.index import RunIndex
@@ -191,18 +191,17 @@ def test_a_federation(tmp_path):
 
 def test_a_partys_memory(tmp_path):
     store = PartyStore(tmp_path / "store")
-    store.save_dataset("d" * 32)
     store.secret()
-    store.save_state(3, [np.arange(40.0, dtype=np.float32)])
-    store.save_pending(PendingUpload(4, "b" * 64, np.arange(50.0, dtype=np.float32), [np.ones(3, np.float32)], 0))
-    store.save_charged(ChargedRound(4, COMPUTED))
+    store.save(ClientState(3, [np.arange(40.0, dtype=np.float32)]))
+    store.save(PendingUpload(4, "b" * 64, [np.arange(50.0, dtype=np.float32), np.ones(3, np.float32)]))
+    store.save(ChargedRound(4, COMPUTED))
 
     def look(folder: Path):
         memory = PartyStore(folder)
-        kept, pending = memory.state(), memory.pending()
-        if kept is None or pending is None or not memory.has_secret() or memory.charged() is None:
-            raise DitherError("the folder does not remember: state pending secret intent data")  # as the node does
-        rows = [kept.state[0].tolist(), pending.row.tolist(), pending.state[0].tolist()]
-        return memory.dataset() or "d" * 32, memory.secret(), kept.round, pending.round, rows, memory.charged()
+        kept, pending, charged = (memory.load(kind) for kind in (ClientState, PendingUpload, ChargedRound))
+        if kept is None or pending is None or not memory.has_secret() or charged is None:
+            raise DitherError("the folder does not remember: state pending secret intent")  # as the node does
+        rows = [kept.leaves[0].tolist(), pending.row.tolist(), pending.state[0].tolist()]
+        return memory.secret(), kept.round, pending.round, rows, charged
 
     assert try_all(tmp_path / "store", look, tmp_path / "copies", per_file=10)["named"] > 30

@@ -5,8 +5,7 @@ import pytest
 from dither.accounting.ledger.runs import Ledger
 from dither.errors import DataError, FederationError
 from dither.federation import joining
-from dither.federation.party import REFUSALS
-from dither.federation.statistics import LOCAL
+from dither.federation.party import LOCAL, REFUSALS
 from tests.federation.parties import Parties, small_spec
 
 

@@ -67,7 +67,9 @@ def test_without_before_the_first_round_makes_new_terms(tmp_path):
 def test_a_server_without_records_to_score_on(tmp_path):
     parties = Parties(tmp_path, small_spec(num_rounds=1))
     server = parties.coordinator()
-    server._evaluation = server._evaluation._replace(x=server._evaluation.x[:0], y=server._evaluation.y[:0])
+    server._evaluation = server._evaluation._replace(
+        x_test=server._evaluation.x_test[:0], y_test=server._evaluation.y_test[:0]
+    )
     report = server.run()
     assert not isinstance(report.test_accuracy, float)
     assert (tmp_path / "run" / "model.safetensors").is_file()

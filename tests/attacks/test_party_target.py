@@ -6,13 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dither.accounting.ledger import Budget
 from dither.errors import FederationError
 from dither.experiment import build
 from dither.experiment.counting import Question
 from dither.federation import keys, messages
-from dither.federation.agreement import Agreement, federated_spec
-from dither.federation.party import REFUSALS, Target
-from dither.federation.statistics import StatisticsTerms
+from dither.federation.agreement import Agreement, StatisticsTerms, federated_spec
+from dither.federation.party import REFUSALS
 from dither.privacy.clipping import REACH
 from tests.federation.parties import Parties, small_spec
 
@@ -75,10 +75,10 @@ def test_others_noise_counts_only_where_no_broadcast_can_remove_it(parties, loca
     assert spread(experiment, 0.0) > 100
     assert (spread(experiment, REACH) > 100) == survives
     agreement = agreement_of(parties, spec)
-    agreed = agreement.experiment(np.zeros((0, agreement.num_features), np.float32), np.zeros(0, np.int32))
+    agreed = agreement.experiment()
     alone = agreement.lacking(agreed.plan) == 3
     assert alone == (not survives)
-    party = parties.node("ann", target=Target(1.0))
+    party = parties.node("ann", target=Budget(1.0, 1e-5))
     if survives:
         party._check_target(agreement, agreed)
         return
@@ -115,7 +115,7 @@ def asked(parties, party, purpose, run, epsilon, kind="statistics", **fields):
 
 
 def test_statistics_count_against_a_partys_own_target(parties):
-    party = parties.node("ann", target=Target(0.5))
+    party = parties.node("ann", target=Budget(0.5, 1e-5))
     refusal = {"why": REFUSALS["terms"]}
     assert asked(parties, party, "statistics", "d" * 16, 5.0).fields == refusal
     assert "above its own target" in str(party.refusal)
@@ -123,6 +123,6 @@ def test_statistics_count_against_a_partys_own_target(parties):
     assert asked(parties, party, "statistics", "f" * 16, 0.4).fields == refusal  # the two together
     assert asked(parties, party, "statistics", "f" * 16, 0.1).kind == "accepted"
     question = Question("survey", ("mean radius",), 1.0).to_dict()
-    strict = parties.node("ann", target=Target(0.3))  # after a restart with a smaller one
+    strict = parties.node("ann", target=Budget(0.3, 1e-5))  # after a restart with a smaller one
     answer = asked(parties, strict, "schema", "e" * 16, 0.4, kind="question", round=0, question=question)
     assert answer.fields == {"why": REFUSALS["other"]}

@@ -54,6 +54,7 @@ def test_a_federation_of_five_from_the_compose_file(tmp_path):
     assert len(names) == 5
     folders(tmp_path, names)
     port, health = free_port(), free_port()
+    workdir = re.findall(r"^WORKDIR (\S+)$", (ROOT / "deploy" / "Containerfile").read_text(), re.M)[-1]
     running = {}
     try:
         for name, service in services.items():
@@ -70,7 +71,7 @@ def test_a_federation_of_five_from_the_compose_file(tmp_path):
             with open(tmp_path / f"{name}.log", "wb") as log:
                 running[name] = subprocess.Popen(
                     [sys.executable, "-m", "dither", *words],
-                    cwd=home,
+                    cwd=workdir.replace("/srv/dither", str(home)),
                     env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=log,

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from dither.accounting.exact import SUM_WIDTH
+from dither.accounting.ledger import Budget
 from dither.errors import FederationError
 from dither.experiment import build
 from dither.federation import messages
-from dither.federation.party import Target
+from dither.federation.state import PendingUpload
 from dither.secagg import encoding
 from tests.federation.parties import Parties, assert_simulated, server_bits, simulated, small_spec
 
@@ -51,7 +52,7 @@ def test_the_opened_sum_is_the_sum_of_the_encodings(tmp_path, monkeypatch):
     monkeypatch.setattr(encoding, "decode", lambda words, how: opened.append(words.copy()) or decode(words, how))
     coordinator = parties.coordinator()
     coordinator.run()
-    rows = [parties.nodes[name]._run.store.pending().row for name in parties.nodes]
+    rows = [parties.nodes[name]._run.store.load(PendingUpload).row for name in parties.nodes]
     assert all(row.dtype == np.uint32 for row in rows)
     np.testing.assert_array_equal(opened[-1], np.add.reduce(rows, dtype=np.uint32))
     assert coordinator.engine.state.server["clip"] != 1
@@ -82,19 +83,19 @@ def test_noisy_integers_are_summed_as_they_are(tmp_path, monkeypatch):
     parties = Parties(tmp_path, small_spec("dp-sgd", **values, **{"privacy.epsilons": targets}))
     assert parties.experiment.plan.exact_sums
     for name, target in zip(parties.names, targets, strict=True):
-        parties.nodes[name] = parties.node(name, target=Target(target))
+        parties.nodes[name] = parties.node(name, target=Budget(target, 1e-5))
     coordinator = parties.coordinator()
     coordinator.asked_spec = parties.spec.with_values({"privacy.epsilons": []})
     report = coordinator.run()
     assert_simulated(coordinator, parties)
-    rows = [parties.nodes[name]._run.store.pending().row.view(np.int64) for name in parties.nodes]
+    rows = [parties.nodes[name]._run.store.load(PendingUpload).row.view(np.int64) for name in parties.nodes]
     assert max(np.abs(row).max() for row in rows) < 2**31 // 4
     assert all(np.std(row) > 0.5 * SUM_WIDTH for row in rows)
     assert [row.target for row in report.epsilon.clients] == targets
     assert all(0.998 * row.target < row.proven <= row.target for row in report.epsilon.clients)
 
     agreement, experiment = coordinator.agreement, coordinator.experiment
-    strict, exacting = (parties.node("ann", target=Target(*each)) for each in ((0.25,), (0.5, 1e-9)))
+    strict, exacting = (parties.node("ann", target=Budget(*each)) for each in ((0.25, 1e-5), (0.5, 1e-9)))
     with pytest.raises(FederationError, match=r"proves ε = 0.4\d+ .* above its own target; raise --epsilon 0.25"):
         strict._check_target(agreement, experiment)
     with pytest.raises(FederationError, match="δ = 1e-05, above this party's 1e-09"):

@@ -167,16 +167,12 @@ class Parties:
 
     def coordinator(self, **changes: Any) -> coordinator.Coordinator:
         """A coordinator as it is after a (re)start."""
-        dataset = self.experiment.dataset
-        evaluation = coordinator.EvaluationData(
-            dataset.schema, dataset.classes, dataset.image_shape, dataset.x_test, dataset.y_test, dataset.name
-        )
         return coordinator.Coordinator(
             self.transport,
             self.folder / "keys" / "server",
             self.spec,
             Journal(self.folder / "run"),
-            evaluation,
+            self.experiment.dataset,
             **{
                 "wait_seconds": 5.0,
                 "on_event": lambda event, facts: self.events.append((event, facts)),

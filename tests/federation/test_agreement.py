@@ -58,7 +58,7 @@ def test_a_party_computes_the_public_features_that_were_agreed_on(table):
     np.testing.assert_array_equal(agreed.encode(PartyData(table, "outcome"))[0], data.transform(plain, "random"))
     empty = agreed.encode(PartyData(table, "outcome"), empty=True)
     assert empty[0].shape == (0, 1024)
-    shown = dict(agreed.describe("ann", agreed.experiment(*empty)))
+    shown = dict(agreed.describe("ann", agreed.experiment()))
     assert shown["features"].startswith("random, computed here")
     assert agreed.digest != agreement().digest
 
@@ -147,11 +147,11 @@ def test_the_spec_and_the_schema_in_the_manual_are_whole(tmp_path, monkeypatch):
         schema=evaluation.schema,
         spec=federated_spec(asked, 5, evaluation.name),
         classes=evaluation.classes,
-        num_features=evaluation.x.shape[1],
+        num_features=evaluation.x_test.shape[1],
         names=names,
         sizes=(640,) * 5,
     )
     assert federated_spec(offered.spec, 5, offered.spec.data.name) == offered.spec
-    experiment = offered.experiment(evaluation.x, evaluation.y)
+    experiment = offered.experiment()
     rows = dict(offered.describe("a", experiment))
     assert any("colludes with up to 2 of the 5" in str(value) for value in rows.values())

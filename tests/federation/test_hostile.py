@@ -11,8 +11,8 @@ import pytest
 
 from dither.accounting.ledger.runs import Ledger
 from dither.errors import DataError, FederationError, LedgerError
+from dither.experiment.build import least_clients
 from dither.federation import engines, joining, messages
-from dither.federation.agreement import least_clients
 from dither.federation.party import REFUSALS
 from dither.secagg.messages import Kind
 from dither.secagg.roster import AnnouncedCohort
@@ -261,6 +261,14 @@ def test_a_node_that_has_lost_its_memory_does_not_go_on(hostile):
     hostile.restart("ann")
     assert "its upload is lost" in why(hostile.round("ann", hostile.announce(range(4)), value=1.0))
     assert hostile.charged("ann") == [0]
+
+
+def test_a_run_does_not_go_on_with_another_ledger(hostile):
+    """Nor with other records: the account that paid for its rounds is gone."""
+    assert hostile.round("ann", hostile.announce(range(4))).kind == "upload"
+    hostile.restart("ann", ledger=Ledger(hostile.folder / "fresh.sqlite"), new_ledger=True)
+    answer = hostile.ask("ann", "terms", {"terms": hostile.agreement.to_dict()})
+    assert "began with other records or another ledger" in why(answer)
 
 
 @pytest.mark.slow

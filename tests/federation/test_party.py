@@ -45,12 +45,12 @@ def test_nodes_come_and_go_and_keep_their_state(tmp_path, quick):
 
 def test_a_round_asked_again_is_the_same_upload_and_charged_once(parties):
     """The server dies with the answers in its hands: the round is announced anew."""
-    from dither.federation.state import Journal
+    from dither.federation.state import Journal, PendingUpload
 
     first = {}
 
     def complete(self, *arguments):
-        first.update({name: parties.nodes[name]._run.store.pending().row for name in NAMES})
+        first.update({name: parties.nodes[name]._run.store.load(PendingUpload).row for name in NAMES})
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:

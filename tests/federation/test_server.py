@@ -96,7 +96,7 @@ def test_honest_uploads_are_projected_onto_the_ball_and_the_server_drops_larger_
     assert line["counted"] == ["ann", "bob", "cat"]
     assert "its upload has norm" in line["refused"]["dan"]
     for name in ("ann", "bob", "cat"):
-        row = parties.nodes[name]._run.store.pending().row
+        row = parties.nodes[name]._run.store.load(state.PendingUpload).row
         assert 0.99e-6 < np.linalg.norm(row.astype(np.float64)) <= 1e-6
 
 
@@ -194,7 +194,7 @@ def test_the_server_receives_masked_words_alone(masked):
             reply = honest(body)
             received.append(reply)
             run = masked.nodes[name]._run
-            pending = run.store.pending() if run is not None else None
+            pending = run.store.load(state.PendingUpload) if run is not None else None
             if pending is not None:
                 computed.append(pending.row)
             return reply

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dither.accounting.ledger import Ledger
+from dither.accounting.ledger import Budget, Ledger
 from dither.errors import FederationError
 from dither.experiment import counting
 from dither.experiment.account import TOGETHER
@@ -16,11 +16,10 @@ from dither.experiment.private_schema import Wanted
 from dither.experiment.start import plan_project, start_project
 from dither.experiment.statistics import describe
 from dither.federation import keys, messages
-from dither.federation.agreement import PartyData
-from dither.federation.party import Party, Target
+from dither.federation.agreement import PartyData, StatisticsTerms
+from dither.federation.party import Party
 from dither.federation.server import Coordinator, load_evaluation_data
 from dither.federation.state import Journal
-from dither.federation.statistics import StatisticsTerms
 from dither.federation.surveys import StatisticsCoordinator, write_statistics
 from dither.spec import Spec
 from tests.experiment.test_private_schema import clinic
@@ -200,7 +199,7 @@ def test_terms_from_strangers_are_checked(tmp_path):
 @pytest.mark.slow
 def test_one_epsilon_for_a_federation(tmp_path):
     clinics = Clinics(tmp_path, num_rounds=40)
-    clinics.nodes["bob"] = clinics.node("bob", target=Target(4.0))  # which it is, with schema and evaluation
+    clinics.nodes["bob"] = clinics.node("bob", target=Budget(4.0, 1e-5))  # which it is, with schema and evaluation
     report = clinics.coordinator().run()
     assert report.spec.num_rounds == report.rounds == 40  # the spec's, not Dither's choice
     assert [terms.__class__.__name__ for terms in clinics.approved].count("StatisticsTerms") == 6

@@ -1,6 +1,6 @@
 import pytest
 
-from dither.secagg.roster import Rules
+from dither.secagg.graph import Rules
 from tests.secagg.support import IDS, enrolled, vectors
 
 

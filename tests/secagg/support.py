@@ -6,8 +6,9 @@ import numpy as np
 
 from dither.secagg import messages, primitives
 from dither.secagg.client import NO_SHARE, ClientSession
+from dither.secagg.graph import Rules
 from dither.secagg.messages import Kind, pack
-from dither.secagg.roster import AnnouncedCohort, Rules
+from dither.secagg.roster import AnnouncedCohort
 from dither.secagg.server import ServerSession
 
 IDS = (2, 3, 5, 7, 11)

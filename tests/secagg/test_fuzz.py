@@ -13,8 +13,8 @@ import pytest
 
 from dither.errors import ProtocolAbort
 from dither.secagg import primitives
+from dither.secagg.graph import Rules
 from dither.secagg.messages import HEADER_BYTES, Kind
-from dither.secagg.roster import Rules
 from tests.secagg.support import payload_of, plain_sum, resign, snapshot, strangers, vectors, without_share
 
 IDS = (0, 1, 4, 9)

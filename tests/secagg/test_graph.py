@@ -8,7 +8,8 @@ import pytest
 
 from dither.errors import SpecError
 from dither.secagg import graph
-from dither.secagg.roster import AnnouncedCohort, Roster, Rules
+from dither.secagg.graph import Rules
+from dither.secagg.roster import AnnouncedCohort, Roster
 
 
 def cohort(size: int, neighbours: int, round_index: int = 0) -> AnnouncedCohort:

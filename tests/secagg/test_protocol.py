@@ -10,7 +10,7 @@ import pytest
 from dither.errors import ProtocolAbort, SpecError
 from dither.secagg import primitives, shamir
 from dither.secagg.client import NO_SHARE, ClientSession
-from dither.secagg.roster import Rules
+from dither.secagg.graph import Rules
 from tests.secagg.support import (
     IDS,
     announcement,
@@ -127,16 +127,14 @@ def test_a_late_upload_of_an_old_attempt_opens_nothing(five):
         server.upload(late[who])
     book = twin_with_uploads(server)
     second = server.reannounce()
-    refused(
-        server, "wrong attempt: upload of client 2, round 0, attempt 0, open is attempt 1", server.upload, late[2]
-    )
+    refused(server, "wrong attempt: upload of client 2, round 0, attempt 0, the newest is", server.upload, late[2])
     for who in IDS[1:]:
         server.upload(clients[who].upload(second, values[who]))
     # A dishonest server keeps a second book, in which attempt 0 is still open.
     book.upload(late[2])
     old = book.unseal()
     for who in IDS[1:]:
-        refused(clients[who], "wrong attempt: unseal of 0, this client uploaded for round 0, attempt 1",
+        refused(clients[who], "wrong attempt: unseal of the server, round 0, attempt 0, the newest",
                 clients[who].unseal, old[who])  # fmt: skip
     for who, request in server.unseal().items():
         server.shares(clients[who].unseal(request))
@@ -256,7 +254,7 @@ def test_after_unsealing_there_is_no_upload_in_that_round(five):
         )
     refused(server, "round 0 is over: its attempt 0 is being opened", server.reannounce)
     clients[2].upload(announcement(server, IDS, round_index=1), values[2])
-    refused(clients[2], "wrong round: unseal of round 0", clients[2].unseal, requests[2])
+    refused(clients[2], "wrong round: unseal of the server, round 0", clients[2].unseal, requests[2])
 
 
 def test_a_client_unseals_only_what_it_uploaded_for(five):
@@ -267,8 +265,8 @@ def test_a_client_unseals_only_what_it_uploaded_for(five):
     requests = server.unseal()
     body = payload_of(requests[2])
     for reason, changed in [
-        ("wrong round: unseal of round 1", {"round_index": 1}),
-        ("wrong attempt: unseal of 1", {"attempt": 1}),
+        ("wrong round: unseal of the server, round 1, attempt 0, the newest is round 0", {"round_index": 1}),
+        ("wrong attempt: unseal of the server, round 0, attempt 1", {"attempt": 1}),
         ("is about another cohort", {"payload": bytes(32) + body[32:]}),
         ("the committee is", {"payload": body[:32] + struct.pack("<I", 1) + body[36 : 36 + 65]}),
         ("oversized, 65 bytes too many", {"payload": body + body[36 : 36 + 65]}),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dither.errors import ProtocolAbort, SpecError
 from dither.secagg.encoding import FixedPoint, decode, encode
-from dither.secagg.roster import Rules
+from dither.secagg.graph import Rules
 from dither.secagg.session import LOST, LocalFederation
 from tests.secagg.support import plain_sum
 

@@ -9,7 +9,7 @@ import pytest
 
 from dither.errors import DitherError, ProtocolAbort
 from dither.secagg.client import ClientSession
-from dither.secagg.roster import Rules
+from dither.secagg.graph import Rules
 from dither.secagg.server import ServerSession
 from tests.secagg.support import announcement, enrolled, plain_sum, snapshot, strangers, twin, vectors
 

@@ -6,7 +6,7 @@ from scipy import stats
 
 from dither.secagg import primitives
 from dither.secagg.client import ClientSession
-from dither.secagg.roster import Rules
+from dither.secagg.graph import Rules
 from dither.secagg.server import ServerSession
 
 ROUNDS, DIMENSION = 60, 1 << 14

@@ -56,9 +56,10 @@ def serve(
     data_dir: common.DataDir = None,
 ) -> None:
     """Run a federation: wait for the parties, agree, train, and write a run folder."""
+    from dither.federation.local import host_and_port
     from dither.spec import Spec
 
-    host, port = _address(address)
+    host, port = host_and_port(address, "--address")
     rule = {} if min_clients is None else {"federation.min_clients": min_clients}
     spec = Spec.from_any(what).with_values(common.values_of(settings) | rule)
     folder = out or Path("runs") / f"federation-{Path(spec.method).stem}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -84,8 +85,9 @@ def _health_endpoint(address: str, folder: Path) -> Any:
     if not address:
         return nullcontext()
     from dither.federation.health import Endpoint
+    from dither.federation.local import host_and_port
 
-    return Endpoint(*_address(address, "--health"), folder)
+    return Endpoint(*host_and_port(address, "--health"), folder)
 
 
 # reason: one parameter an option, as Typer has it
@@ -123,10 +125,10 @@ def join(
     ] = False,
 ) -> None:
     """Take part in a federation with your own records, until the run is over."""
+    from dither.accounting.ledger import Budget
     from dither.experiment.report import ADVERSARIES
     from dither.federation import joining, keys
     from dither.federation.agreement import approved_digest
-    from dither.federation.party import Target
 
     _term_as_interrupt()
     asked = common.output()
@@ -145,7 +147,7 @@ def join(
         result = joining.join(
             data, label=label, server=server, folder=federation, ledger=ledger, new_ledger=new_ledger,
             approve=ask, files=[*(method or ()), *(model or ())], seeded=test, patience=patience, idle=idle,
-            target=None if epsilon is None else Target(epsilon, delta), behind_supernode=behind_supernode,
+            target=None if epsilon is None else Budget(epsilon, delta), behind_supernode=behind_supernode,
             say=_notes(), structured=common.output().json,
         )  # fmt: skip
     outcome = result.outcome or {}
@@ -437,18 +439,16 @@ def check(
     from dither.federation import joining
 
     findings = joining.check(federation, data=data, label=label, server=server, ledger=ledger)
-    if not common.emit([finding._asdict() for finding in findings]):
-        sys.exit(0 if all(finding.good for finding in findings) else FederationError.exit_code)
-    for finding in findings:
-        mark = "[green]ok[/]  " if finding.good else "[red]no[/]  "
-        common.terminal().print(f"{mark}{common.escape(finding.what)}", highlight=False, soft_wrap=True)
     wrong = sum(not finding.good for finding in findings)
-    if wrong:
-        common.terminal().print(f"this party cannot take part yet: fix {wrong} of {len(findings)} points")
-        sys.exit(FederationError.exit_code)
-    left_out = [name for name, given in (("--data", data), ("--server", server)) if not given]
-    rest = f"; not checked without {' and '.join(left_out)}" if left_out else ""
-    common.terminal().print(f"this party can take part{rest}", soft_wrap=True)
+    if common.emit([finding._asdict() for finding in findings]):
+        for finding in findings:
+            mark = "[green]ok[/]  " if finding.good else "[red]no[/]  "
+            common.terminal().print(f"{mark}{common.escape(finding.what)}", highlight=False, soft_wrap=True)
+        left_out = [name for name, given in (("--data", data), ("--server", server)) if not given]
+        said = "this party can take part" + f"; not checked without {' and '.join(left_out)}" * bool(left_out)
+        said = f"this party cannot take part yet: fix {wrong} of {len(findings)} points" if wrong else said
+        common.terminal().print(said, soft_wrap=True)
+    sys.exit(FederationError.exit_code if wrong else 0)
 
 
 @app.command("demo")
@@ -481,6 +481,9 @@ def demo(
 
 
 _LINES = {  # by event
+    "listening": "listening on {address} for {parties}",
+    "waiting": "waiting for {parties} to {to}",
+    "excluded": "{party} is excluded from round {number} on: {why}",
     "joined": "{party} is here with {records:,} records",
     "accepted": "{party} takes part",
     "enrolled": "enrolled for secure aggregation: the server sees masked words and their sum",
@@ -513,16 +516,10 @@ class _ServerView(common.Live):
             self._console.print(common.escape(line), highlight=False, soft_wrap=True)
 
     def _line(self, event: str, facts: dict[str, Any]) -> str:
-        if event == "listening":
-            return f"listening on {facts['address']} for {', '.join(facts['parties'])}"
-        if event == "waiting":
-            return f"waiting for {', '.join(facts['parties'])} to {facts['to']}"
         if event == "terms":
             warning = f"\nWARNING: {facts['warning']}" * bool(facts["warning"])
             safe = f"; {facts['collusion']}" * bool(facts["collusion"])
             return f"agreement {facts['digest'][:16]} sent to {len(facts['parties'])} parties{safe}{warning}"
-        if event == "excluded":
-            return f"{facts['party']} is excluded from round {facts['round'] + 1} on: {facts['why']}"
         if event == "start":
             return f"continuing after round {facts['done']}" if facts["done"] else ""
         if event == "round":
@@ -534,7 +531,8 @@ class _ServerView(common.Live):
                 parts.append(f"missing {', '.join(facts['missing'])}")
             parts += [f"{name} refused: {why}" for name, why in facts["refused"].items()]
             return "  ".join([*parts, *filter(None, [self._score]), f"{facts['seconds']:.2f} s"])
-        return _LINES.get(event, "").format_map(facts)
+        told = {**facts, "parties": ", ".join(facts.get("parties", ())), "number": facts.get("round", 0) + 1}
+        return _LINES.get(event, "").format_map(told)
 
 
 def _print_outcome(report: Report, folder: Path) -> None:
@@ -569,17 +567,6 @@ def _print_outcome(report: Report, folder: Path) -> None:
         )
 
 
-def _address(text: str, option: str = "--address") -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"{option} {text!r} is not of the form HOST:PORT")
-    return host.strip("[]"), int(port)
-
-
 def _term_as_interrupt() -> None:
     """SIGTERM stops a server or a node as Ctrl-C does: children are ended, files are whole."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -106,16 +106,18 @@ def charged_accounts(report: Report, book: Ledger) -> list[tuple[str, Spent]]:
 
 
 def with_counts(
-    accountant: Accountant, terms: Budget, before: Sequence[Release], after: Sequence[Release] = ()
+    accountant: Accountant,
+    terms: Budget,
+    before: Sequence[Release],
+    after: Sequence[Release] = (),
+    charge: Charge | None = None,
 ) -> tuple[float, float]:
-    """(ε, δ) of a run composed with private counts, for the client that reveals most."""
+    """(ε, δ) of a run composed with private counts, for the client that reveals most, or for a `charge`."""
+    runs = [charge] if charge else [Charge(EVERY_RECORD, group.most) for group in accountant.clients]
     counts = [
         [([Charge(EVERY_RECORD, [((release,), 1)])], Conditions()) for release in part] for part in (before, after)
     ]
-    return max(
-        composed([*counts[0], ([Charge(EVERY_RECORD, group.most)], accountant.conditions), *counts[1]], terms)
-        for group in accountant.clients
-    )
+    return max(composed([*counts[0], ([run], accountant.conditions), *counts[1]], terms) for run in runs)
 
 
 def _with_schema(experiment: Experiment) -> tuple[SpentPart, ...]:

@@ -31,6 +31,7 @@ from dither.models import Model, count_params, program_digest
 from dither.models import from_spec as model_from_spec
 from dither.privacy import sampling
 from dither.secagg.encoding import FixedPoint
+from dither.secagg.graph import Rules
 from dither.simulation import devices, distributed, engine, streaming
 from dither.simulation.aggregation import Aggregation
 from dither.simulation.arrays import ONE_DEVICE, Shards, aligned
@@ -339,15 +340,9 @@ def aggregation(experiment: Experiment) -> Aggregation | None:
         encoding = FixedPoint(plan.scale_bits, secagg.modulus_bits, secagg.bound, room * largest).check()
     else:
         encoding = FixedPoint.fitting(room * largest, scale_bits=plan.scale_bits, modulus_bits=secagg.modulus_bits)
-    secure_sum = Aggregation(
-        plan.aggregation,
-        encoding,
-        colluders=plan.colluders,
-        min_clients=max(min(spec.federation.min_clients, plan.cohort_size), 2),
-        threshold=secagg.threshold,
-        neighbours=secagg.neighbours,
-        integers=plan.exact_sums,
-    )
+    fewest = max(min(spec.federation.min_clients, plan.cohort_size), plan.colluders + 2)
+    rules = Rules(encoding.modulus_bits, secagg.threshold, plan.colluders, fewest, secagg.neighbours)
+    secure_sum = Aggregation(plan.aggregation, encoding, rules, integers=plan.exact_sums)
     for size in {len(cohort) for cohort in plan.cohorts}:
         secure_sum.check_cohort(size)
     if plan.discrete_noise:
@@ -383,11 +378,16 @@ def tolerated(spec: Spec) -> int:
     """How many clients may be absent from a sum that is still opened; 0 if no client can drop out."""
     if not spec.federation.dropout and spec.federation.refused != "continue":
         return 0
-    least = spec.federation.min_clients
-    if spec.aggregation != "off":
-        how = Aggregation(spec.aggregation, FixedPoint(), spec.colluders, least, spec.secagg.threshold)
-        least = how.least(spec.cohort_size)
-    return max(spec.cohort_size - least, 0)
+    return max(spec.cohort_size - least_clients(spec), 0)
+
+
+def least_clients(spec: Spec) -> int:
+    """Answers without which a round is not used."""
+    least = min(spec.federation.min_clients, spec.cohort_size)
+    if spec.aggregation == "off":
+        return least
+    rules = Rules(threshold=spec.secagg.threshold, colluders=spec.colluders, min_clients=least)
+    return rules.least(spec.cohort_size)
 
 
 def _counts_shown(experiment: Experiment, smoothness: float | None, federated: bool) -> str:

@@ -107,7 +107,12 @@ class _PrivateFederated(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         clip_norm = self._default_clip if self.clip_norm is None else self.clip_norm
         few = float(np.mean(sizes)) < _MANY_RECORDS
         num_rounds = (100 if few else 500) if self.num_rounds is None else self.num_rounds
-        rate = self._rate(sizes, clip_norm, num_rounds) if self.client_lr is None else self.client_lr
+        rate = self._default_lr if self.client_lr is None else self.client_lr
+        if self.client_lr is None and not math.isinf(self.epsilon):
+            # From public numbers: smaller if the noise of so few records would carry the model away.
+            multiplier = math.sqrt(num_rounds) / gaussian_mu(self.epsilon, self.delta)
+            noise = multiplier * clip_norm / (float(np.mean(sizes)) * math.sqrt(len(sizes)))
+            rate = min(rate, self._most_drift / (noise * math.sqrt(num_rounds)))
         values = {
             "method": "cpfed",
             "num_clients": len(sizes),
@@ -131,14 +136,6 @@ class _PrivateFederated(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             **about,
         }
         return Spec.from_any(values).with_values(self.values or {})
-
-    def _rate(self, sizes: np.ndarray, clip_norm: float, num_rounds: int) -> float:
-        """A rate from public numbers: smaller if the noise of so few records would carry the model away."""
-        if math.isinf(self.epsilon):
-            return self._default_lr
-        multiplier = math.sqrt(num_rounds) / gaussian_mu(self.epsilon, self.delta)
-        noise = multiplier * clip_norm / (float(np.mean(sizes)) * math.sqrt(len(sizes)))
-        return min(self._default_lr, self._most_drift / (noise * math.sqrt(num_rounds)))
 
     def _encode(self, x: np.ndarray) -> np.ndarray:
         """Features clamped to their public bounds and scaled by them to [-1, 1]; those of bounds (0, 1) stay."""

@@ -135,7 +135,7 @@ class RunFolder:
 
     def provenance(self) -> dict[str, Any]:
         """Where and how the run was begun."""
-        found = self._json("provenance.json")
+        found = self.read_json("provenance.json")
         if found is None or "run" not in found:
             raise self._damaged("provenance.json", "is missing" if found is None else "has no 'run'")
         return found
@@ -260,7 +260,8 @@ class RunFolder:
         except UnicodeDecodeError:
             raise self._damaged(name, "is not text in UTF-8") from None
 
-    def _json(self, name: str) -> dict[str, Any] | None:
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """What a JSON file holds; None if there is none."""
         text = self._text(name)
         if text is None:
             return None
@@ -287,13 +288,14 @@ class RunFolder:
 
     def metrics(self) -> list[dict[str, Any]]:
         """All evaluations so far, as far as they are released; a line cut off by a kill is left out."""
-        return self._rows("metrics.jsonl")
+        return self.rows("metrics.jsonl")
 
     def local_metrics(self) -> list[dict[str, Any]]:
         """The exact figures of the same evaluations: local, not private."""
-        return self._rows("local/metrics.jsonl")
+        return self.rows("local/metrics.jsonl")
 
-    def _rows(self, name: str) -> list[dict[str, Any]]:
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """The lines of a log, one for each round; a line cut off by a kill is left out."""
         rows = []
         for line in (self.read(name) or b"").splitlines():
             with suppress(ValueError, RecursionError):
@@ -305,7 +307,7 @@ class RunFolder:
     def drop_metrics_after(self, round: int) -> None:
         """Forget evaluations past a round: the resumed run makes them again."""
         for name in ("metrics.jsonl", "local/metrics.jsonl"):
-            kept = [row for row in self._rows(name) if row["round"] <= round]
+            kept = [row for row in self.rows(name) if row["round"] <= round]
             if kept or (self.path / name).is_file() or name == "metrics.jsonl":
                 self.write(name, "".join(to_json(row) + "\n" for row in kept).encode())
 
@@ -387,18 +389,18 @@ class RunFolder:
         state = self._digests()
         if state is not None and "summary.json" not in state["files"]:
             return None  # of an outcome that is being made anew, or a kill came before it was listed
-        return self._json("summary.json")
+        return self.read_json("summary.json")
 
     def audit(self) -> dict[str, Any] | None:
         """What `dither audit` has shown; of a user's own records it is exact, and so local."""
-        found = self._json("audit.json") or self._json("local/audit.json")
+        found = self.read_json("audit.json") or self.read_json("local/audit.json")
         if found is not None and not isinstance(found.get("rows"), list):
             raise self._damaged("audit.json", "has no rows")
         return found
 
     def local_summary(self) -> dict[str, Any]:
         """Outcomes that are exact: local, not private."""
-        return self._json("local/summary.json") or {}
+        return self.read_json("local/summary.json") or {}
 
 
 def _beginning(content: bytes, size: str) -> bytes:

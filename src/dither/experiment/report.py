@@ -24,7 +24,7 @@ import numpy as np
 from dither.accounting import ClientEpsilon, ClientRange, ProvenRow
 from dither.errors import DamagedFile, DataError, RunExists, SpecError, did_you_mean
 from dither.experiment.folder import RunFolder, to_json
-from dither.experiment.metrics import Advice, TestScores, evaluate
+from dither.experiment.metrics import Advice, Labelled, TestScores, evaluate
 from dither.spec import Spec, model_file
 from dither.spec.code import register_model
 from dither.types import Claim
@@ -57,7 +57,6 @@ _SUMMED = {
     "real": "under secure aggregation",
 }
 _NAMED_CLIENTS = 4  # clients of one target that are named one by one
-_SCORED_AT_ONCE = 16_384  # records of a folder of arrays
 
 
 class Overview(ABC):
@@ -664,12 +663,10 @@ class Report(Overview):
         if self.schema is not None:
             raise DataError(f"this run was trained on a table; give one instead of the folder {str(features)!r}")
         x, y = data.open_folder(features, label=self.label, labels=labels)
-        names = tuple(f"x{index}" for index in range(x.shape[1]))
-        for at in range(0, len(x), _SCORED_AT_ONCE):
-            rows = np.arange(at, min(at + _SCORED_AT_ONCE, len(x)))
-            some = np.empty((len(rows), x.shape[1]), np.float32)
-            x.read(rows, some)
-            yield data.Encoded(some, None if y is None else y[rows], names)
+        names, at = tuple(f"x{index}" for index in range(x.shape[1])), 0
+        for some in Labelled(x, np.zeros(0), np.arange(len(x)), "a folder").pieces():
+            yield data.Encoded(some, None if y is None else y[at : at + len(some)], names)
+            at += len(some)
 
     def _encode(self, features: Any, *, labels: str) -> Encoded:
         from dither import data

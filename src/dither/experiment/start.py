@@ -25,12 +25,12 @@ import pandas as pd
 from dither import data
 from dither.accounting import gaussian_epsilon, gaussian_mu
 from dither.accounting.ledger import Budget, Ledger
-from dither.accounting.ledger.runs import data_id
+from dither.accounting.ledger.runs import charged_in_all, data_id
 from dither.data.schema import SchemaPrivacy
 from dither.errors import DataError, SpecError
 from dither.experiment import counting
 from dither.experiment.account import SpentPart, spent_parts, with_counts
-from dither.experiment.build import Experiment, build_experiment, choose
+from dither.experiment.build import Experiment, build_experiment, by_file, choose
 from dither.experiment.defaults import TUNED
 from dither.experiment.evaluation import PrivateScores, evaluate_privately
 from dither.experiment.folder import to_json, write_text
@@ -38,6 +38,7 @@ from dither.experiment.private_schema import LeastClass, Wanted, check_classes, 
 from dither.experiment.report import Report
 from dither.experiment.train import run
 from dither.privacy.discrete import Words
+from dither.simulation.engine import chunks
 from dither.spec import Spec
 
 SHARES = (0.05, 0.85, 0.10)  # of μ²: schema, training, evaluation
@@ -326,11 +327,16 @@ def calibrated(spec: Spec, build: Callable[[Spec], Experiment], budgets: Budgets
 
 
 def everything(experiment: Experiment, budgets: Budgets) -> float:
-    """ε of schema, training and evaluation as they compose, for the client that reveals most."""
+    """ε of schema, training and evaluation as they compose in the ledger. Every record of one table is charged
+    what the most exposed client of each stretch of rounds reveals."""
     schema = counting.release(budgets.schema, budgets.delta)
     evaluation = counting.release(budgets.evaluation, budgets.delta, lists_names=False)
     terms = Budget(budgets.epsilon, budgets.delta)
-    return with_counts(experiment.accountant(), terms, before=[schema], after=[evaluation])[0]
+    accountant, spec, charge = experiment.accountant(), experiment.spec, None
+    if spec.data.path and not by_file(spec, experiment.dataset):
+        stretches = chunks(0, len(experiment.cohorts), spec.eval_every)
+        charge = charged_in_all(accountant, stretches)
+    return with_counts(accountant, terms, before=[schema], after=[evaluation], charge=charge)[0]
 
 
 # reason: keyword options of a public function

@@ -663,7 +663,7 @@ def traffic(
         from dither.secagg.messages import round_bytes  # needs cryptography, which a plain run does not
 
         sent, received = round_bytes(
-            upload, experiment.spec.cohort_size, modulus_bits=how.how.modulus_bits, colluders=how.colluders
+            upload, experiment.spec.cohort_size, modulus_bits=how.how.modulus_bits, colluders=how.rules.colluders
         )
     return RunTraffic(
         aggregation=experiment.spec.aggregation,

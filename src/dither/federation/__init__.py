@@ -7,8 +7,7 @@ state       what a party and the server must still know after a restart, and a p
 engines     one client, or the server, of a simulated round by itself
 party       a party: it answers messages, charges its own ledger, adds its own noise
 server      the coordinator: enrolment, rounds, deadlines, who was missing
-statistics  private statistics: what parties agree to have counted, and a party's answers
-surveys     private statistics: the server's side, and a project with one ε
+surveys     private statistics at the server, and a project with one ε
 local       ports, processes and sockets of this machine
 serving     `dither serve`: the transport's server and the coordinator as processes
 health      how a run stands

@@ -4,35 +4,45 @@ An agreement holds the complete spec, how a table becomes features, and the publ
 many records each party holds. From it a party computes its own noise, its rounds and the proven ε. The server
 cannot change any of this without changing the digest, and a party answers only under the digest that its owner
 approved.
+
+`Agreement` is for training, `StatisticsTerms` for what is counted: for which purpose (a schema, statistics, an
+evaluation) and at which ε. Counts leave as masked integers where the agreement sums securely; names of categories
+leave as a list, which the noise on their counts covers.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import UnionType
-from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 import jax
 import numpy as np
 
 from dither import data, methods, models
 from dither.errors import DamagedFile, DataError, FederationError, SpecError
-from dither.experiment import build
+from dither.experiment import build, counting
+from dither.experiment.counting import PURPOSES
 from dither.experiment.folder import read_checked, write_checked
 from dither.experiment.report import ADVERSARIES
+from dither.federation.keys import canonical
 from dither.privacy import clipping
-from dither.secagg.roster import Rules
+from dither.privacy.discrete import Words
+from dither.secagg.graph import Rules
 from dither.simulation.arrays import Problem
 from dither.spec import MODELS, Spec, code, method_available, model_file
-from dither.types import PrivacyPlan, RoundInfo
+from dither.types import PrivacyPlan, Release, RoundInfo
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FORMAT = 1
+MODULUS_BITS = 64  # of statistics: counts reach 2^31 records times 2^16 units
 NEIGHBOURS = ("zero-out", "replace-one")  # under add/remove the counts, which all parties see, would tell
 
 # What an agreement may ask of a party, in all: more than any real run, less than what would harm a machine.
@@ -117,14 +127,18 @@ class Terms:
     @property
     def digest(self) -> str:
         """SHA-256 of the canonical form."""
-        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
+        return hashlib.sha256(canonical(self.to_dict())).hexdigest()
 
     def number(self, name: str) -> int:
         """A party's number among the clients."""
         if name not in self.names:
             raise FederationError(f"{name!r} is not among the parties of this run: {', '.join(self.names)}")
         return self.names.index(name)
+
+    @property
+    def least(self) -> int:
+        """Answers without which a round is not used."""
+        return build.least_clients(self.spec)
 
     def counted(self, records: int) -> int:
         """How many of a party's records this agreement is about."""
@@ -196,7 +210,7 @@ class Agreement(Terms):
         widest = max(widths, default=0)
         small = len(widths) <= _MOST_LAYERS and widest <= _MOST_PARAMETERS
         require(small, f"has {len(widths)} hidden layers of up to {widest}: too large a model")
-        parameters = models.count_params(jax.eval_shape(self._model().init, jax.random.key(0)))
+        parameters = models.count_params(jax.eval_shape(self.model().init, jax.random.key(0)))
         batch = max(self.sizes) if spec.batch_sampling in ("full", "poisson-full") else spec.batch_size
         for what, amount, limit in (
             ("parameters", parameters, _MOST_PARAMETERS),
@@ -209,13 +223,13 @@ class Agreement(Terms):
         ):
             require(amount <= limit, f"asks for {amount:.3g} {what}: at most {limit:.3g} are possible")
 
-    def _model(self) -> models.Model:
+    def model(self) -> models.Model:
         return models.from_spec(self.spec.model, self.num_features, len(self.classes), self.image_shape)
 
     @property
     def may_lack(self) -> int:
         """How many of a cohort may lack in a sum that is used: proofs count on none of their noise."""
-        return max(self.spec.cohort_size - least_clients(self.spec), 0)
+        return max(self.spec.cohort_size - self.least, 0)
 
     def lacking(self, plan: PrivacyPlan) -> int:
         """How many others' noise no proof of a party counts on. Where integers are summed that carry their noise,
@@ -223,34 +237,29 @@ class Agreement(Terms):
         upload. Nor in a sum of floats: a server that broadcasts 2^40 to the others rounds all their noise away."""
         return self.may_lack if sums_integers(plan) else self.spec.cohort_size - 1
 
-    def _dataset(self, x: np.ndarray, y: np.ndarray) -> data.Dataset:
-        """One party's own records, in place of everybody's in a simulation."""
-        schema = None if self.schema is None else data.Schema.from_dict(self.schema)
-        return data.Dataset(
-            name=self.spec.data.name,
-            x_train=x,
-            y_train=y,
-            x_test=x[:0],
-            y_test=y[:0],
-            classes=self.classes,
-            label_bounds=schema.label.bounds if schema else None,
-            feature_names=tuple(f"x{index}" for index in range(self.num_features)),
-            image_shape=self.image_shape,
-            schema=schema,
-            notes=schema.coverage_notes() if schema else (),
-            covered=schema is not None and schema.covered,
-        )
-
-    def experiment(self, x: np.ndarray, y: np.ndarray) -> build.Experiment:
-        """The method made ready, by public facts alone: the records only say how wide a record is."""
+    def experiment(self) -> build.Experiment:
+        """The method made ready, by public facts alone: no record is needed to know what runs."""
         if methods.method(self.spec.method).pilot_metric and not self.spec.method_options["param_clip"]:
             raise SpecError(
                 "method_options.param_clip=0 trains a pilot on everybody's data; give it a public value"
             )
-        sizes = np.array(self.sizes, np.int32)
+        schema = None if self.schema is None else data.Schema.from_dict(self.schema)
+        x = np.zeros((0, self.num_features), np.float32)
+        y = np.zeros(0, np.int32 if self.classes else np.float32)
+        dataset = data.Dataset(
+            self.spec.data.name,
+            *(x, y, x, y),
+            self.classes,
+            feature_names=tuple(f"x{index}" for index in range(self.num_features)),
+            image_shape=self.image_shape,
+            schema=schema,
+            label_bounds=schema.label.bounds if schema else None,
+            notes=schema.coverage_notes() if schema else (),
+            covered=schema is not None and schema.covered,
+        )
+        sizes, none = np.array(self.sizes, np.int32), np.zeros(0)
         partition = data.ClientPartition(np.zeros(0, np.int32), np.zeros_like(sizes), sizes, self.names)
-        dataset = self._dataset(x, y)
-        problem = Problem(x, y, [partition], [np.zeros(0)], [np.zeros(0)])
+        problem = Problem(x, y, [partition], [none], [none])
         return build.assemble(self.spec, dataset, partition, problem, missing=self.may_lack, federated=True)
 
     def encode(
@@ -272,18 +281,6 @@ class Agreement(Terms):
             raise DataError(f"{source.name!r} has labels beyond the {len(self.classes)} classes of the federation")
         return x, y
 
-    def with_parameters(self, leaf: Callable[[int], np.ndarray]) -> tuple[models.Model, Any]:
-        """The model, and parameters from numbered arrays, if these have its shapes."""
-        model = self._model()
-        shapes, structure = jax.tree.flatten(jax.eval_shape(model.init, jax.random.key(0)))
-        leaves = [leaf(number) for number in range(len(shapes))]
-        for given, due in zip(leaves, shapes, strict=True):
-            if given.shape != due.shape or given.dtype != due.dtype:
-                raise FederationError(
-                    f"the model has {given.dtype} {given.shape}, expected {due.dtype} {due.shape}"
-                )
-        return model, jax.tree.unflatten(structure, [jax.numpy.asarray(each) for each in leaves])
-
     def _described(self, number: int, experiment: build.Experiment | None) -> tuple[Rows, Rows, Rows]:
         spec = self.spec
         if experiment is None:
@@ -300,7 +297,7 @@ class Agreement(Terms):
             leaves.append(("features", f"{spec.data.transform}, {rule}"))
         sent = "numbers with your noise, readable by the server"
         if spec.aggregation != "off":
-            least = least_clients(spec)
+            least = build.least_clients(spec)
             sent = f"masked integers; the server learns sums of at least {least} parties, nobody's alone"
         leaves.append(("what leaves", f"in each of your rounds {experiment.num_params:,} {sent}"))
         cost = [("your noise", self._noise_words(experiment, number, mine))]
@@ -342,6 +339,77 @@ class Agreement(Terms):
             f"Gaussian, std {first.noise_std:.4g} against a sensitivity of {first.sensitivity:.4g} "
             f"({first.source}), drawn on this machine from {source}"
         )
+
+
+@dataclass(frozen=True)
+class StatisticsTerms(Terms):
+    """What parties agree to have counted."""
+
+    file = "statistics.json"
+
+    purpose: str  # type: ignore[misc]  # here it is part of the agreement
+    epsilon: float
+    delta: float
+    trained: Agreement | None = None  # evaluation: what the model was trained under
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "trained": None if self.trained is None else self.trained.to_dict()}
+
+    def check(self) -> Self:
+        super().check()
+        counting.check_budget(self.epsilon, self.delta)
+        require(self.purpose in PURPOSES, f"counts for {self.purpose!r}; known: {', '.join(PURPOSES)}")
+        evaluated = (self.purpose == "evaluation") == (self.trained is not None)
+        require(evaluated, "evaluates no model, or one too many")
+        require(self.spec.num_clients == self.spec.cohort_size, "does not ask each of its parties once")
+        return self
+
+    @property
+    def least(self) -> int:
+        return len(self.names)
+
+    def counted(self, records: int) -> int:
+        return records if self.trained is None else len(held_out_rows(self.trained.spec, records)[1])
+
+    @property
+    def rules(self) -> Rules | None:
+        """Of secure aggregation: every party must answer, or the sum is not opened. None: sums are in the open."""
+        if self.spec.aggregation == "off":
+            return None
+        everyone = max(len(self.names), build.least_clients(self.spec))
+        return Rules(MODULUS_BITS, 0, self.spec.colluders, everyone, self.spec.secagg.neighbours).check()
+
+    @property
+    def lists_names(self) -> bool:
+        return self.purpose != "evaluation"
+
+    @property
+    def release(self) -> Release:
+        """What all answers together reveal, as a ledger is charged with it."""
+        return counting.release(self.epsilon, self.delta, lists_names=self.lists_names)
+
+    def words(self, client: int) -> Words:
+        """Where a party's noise comes from."""
+        return counting.noise_words(self.spec.randomness, self.spec.seed, self.purpose, client)
+
+    def _described(self, number: int, experiment: object) -> tuple[Rows, Rows, Rows]:
+        what = {
+            "schema": "what the columns hold, bounds, scales and categories, for a schema",
+            "statistics": "counts, means, quantiles and categories of the columns",
+            "evaluation": "how well the trained model predicts your records that training left out",
+        }
+        counts = "counts with your noise, readable by the server"
+        if self.rules is not None:
+            counts = "masked counts with your noise; the server learns the sum over all parties"
+        leaves = [("what leaves", counts)]
+        if self.lists_names:
+            leaves.append(
+                ("also", "the names of your columns, and of categories that enough of your records have")
+            )
+        proven = f"at most {self.epsilon:.3g} at δ = {self.delta:g} (zero-out) against anybody"
+        asked = self.spec.with_values({"privacy.delta": self.delta})
+        warnings = [("WARNING", text) for text in build.large_delta(asked, self.sizes[number], federated=True)]
+        return [("counted", what[self.purpose])], leaves, [("proven ε", proven), *warnings]
 
 
 def sums_integers(plan: PrivacyPlan) -> bool:
@@ -437,6 +505,12 @@ class PartyData:
 
             raise DataError(f"label column {label!r} is not in {self.name!r}{did_you_mean(label, columns)}")
 
+    def frame(self) -> pd.DataFrame:
+        """The table, for what is counted in it."""
+        if self.table is None:
+            raise FederationError(f"{self.name!r} holds arrays; statistics need a table")
+        return self.table
+
     def check_unchanged(self) -> None:
         """`DataError` if the file is not the one that was read."""
         data.check_unchanged(self.path, self._content)
@@ -492,8 +566,7 @@ def federated_spec(spec: Spec, num_clients: int, name: str) -> Spec:
     if math.isinf(spec.privacy.epsilon):
         raise SpecError("privacy.epsilon=inf cannot be agreed on; for no noise set privacy.noise='none'")
     if spec.method.endswith(".py"):  # its content is what parties approve, not a path of the server's machine
-        method_options = {f"method_options.{key}": value for key, value in spec.method_options.items()}
-        spec = spec.with_values({"method": code.approve(spec.method), **method_options})
+        spec = replace(spec, method=code.approve(spec.method))
     spec = _approved_model(spec)
     values: dict[str, Any] = {
         "num_clients": num_clients,
@@ -528,15 +601,6 @@ def _approved_model(spec: Spec) -> Spec:
     return replace(spec, model=replace(spec.model, name=f"{file}:{factory}"))
 
 
-def least_clients(spec: Spec) -> int:
-    """Answers without which a round is not used."""
-    least = min(spec.federation.min_clients, spec.cohort_size)
-    if spec.aggregation == "off":
-        return least
-    majority = (spec.cohort_size + spec.colluders) // 2 + 1
-    return max(least, 2, spec.colluders + 2, spec.secagg.threshold or majority)
-
-
 def default_colluders(cohort_size: int) -> int:
     """Colluders that a federation allows for unless its spec says otherwise: a third of a cohort. Of two parties
     either has the other's upload from the sum and its own: no protocol helps there."""
@@ -550,7 +614,7 @@ def collusion_notes(spec: Spec) -> tuple[str, str]:
     words = (
         f"sums are safe from a server that colludes with up to {spec.colluders} of the {spec.cohort_size} "
         f"parties "
-        f"of a round; {least_clients(spec)} of them must answer"
+        f"of a round; {build.least_clients(spec)} of them must answer"
     )
     if spec.cohort_size < spec.num_clients:
         words += "; the seed, which the server chose, decides who meets in a round"
@@ -575,19 +639,15 @@ def secagg_rules(experiment: build.Experiment) -> Rules | None:
     aggregation = build.aggregation(experiment)
     if aggregation is None:
         return None
-    if 0 < aggregation.neighbours <= aggregation.colluders:
+    rules = aggregation.rules
+    if 0 < rules.neighbours <= rules.colluders:
         raise SpecError(
-            f"secagg.neighbours={aggregation.neighbours} with privacy.colluders={aggregation.colluders}: a server "
+            f"secagg.neighbours={rules.neighbours} with privacy.colluders={rules.colluders}: a server "
             "can look for an order of the ring that cuts a party off; take more neighbours than "
             "colluders, or 0 for all"
         )
-    return Rules(
-        aggregation.how.modulus_bits,
-        aggregation.threshold,
-        aggregation.colluders,
-        least_clients(experiment.spec),  # what the proof counts on, so that no party helps to open less
-        aggregation.neighbours,
-    ).check()
+    # What the proof counts on, so that no party helps to open less.
+    return rules._replace(min_clients=build.least_clients(experiment.spec)).check()
 
 
 # Approval

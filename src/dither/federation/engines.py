@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from dither.data import ClientPartition
 from dither.experiment import build
@@ -69,11 +70,24 @@ class ClientEngine:
         if secret is not None:
             inputs = inputs._replace(runs=inputs.runs._replace(secret=secret))
         self.inputs = inputs
-        self._first = jax.jit(self._first_runs)
-        self._answer = jax.jit(self._answer_runs, static_argnames="cohort_size")
-        message, own_state = jax.eval_shape(self._first_runs, inputs)
-        self._message = jax.tree.structure(message)
-        self._client_state = jax.tree.structure(own_state)
+
+        def first(run: RunInputs) -> tuple[PyTree, PyTree]:
+            algorithm, params = simulation.build(run.hyper), simulation.initial(run)
+            return algorithm.message(algorithm.init(params)), algorithm.client_init(params)
+
+        # reason: what a compiled program takes, array by array
+        def answer(
+            message: PyTree, state: PyTree, inputs: Inputs, index: Any, number: Any, cohort_size: int
+        ) -> Any:
+            def sent(message: PyTree, state: PyTree, run: RunInputs) -> Any:
+                return simulation.sent(message, state, run, inputs.shared, index, number, cohort_size)
+
+            return jax.vmap(sent)(message, state, inputs.runs)
+
+        self._first = jax.jit(lambda inputs: jax.vmap(first)(inputs.runs))
+        self._answer = jax.jit(answer, static_argnames="cohort_size")
+        message, own_state = jax.eval_shape(self._first, inputs)
+        self._message, self._client_state = jax.tree.structure(message), jax.tree.structure(own_state)
         self.message_shapes = [(leaf.shape[1:], leaf.dtype) for leaf in jax.tree.leaves(message)]
 
     def start(self) -> Leaves:
@@ -109,22 +123,6 @@ class ClientEngine:
                 row = add_discrete(row, std, self.simulation.words(self._seed, index, self.client))
         return Answer(row, _leaves(sent.state), finite, clamped)
 
-    def _first_runs(self, inputs: Inputs) -> tuple[PyTree, PyTree]:
-        def first(run: RunInputs) -> tuple[PyTree, PyTree]:
-            algorithm = self.simulation.build(run.hyper)
-            params = self.simulation.initial(run)
-            return algorithm.message(algorithm.init(params)), algorithm.client_init(params)
-
-        return jax.vmap(first)(inputs.runs)
-
-    def _answer_runs(
-        self, message: PyTree, client_state: PyTree, inputs: Inputs, index: Any, number: Any, cohort_size: int
-    ) -> Any:
-        def answer(message: PyTree, client_state: PyTree, run: RunInputs) -> Any:
-            return self.simulation.sent(message, client_state, run, inputs.shared, index, number, cohort_size)
-
-        return jax.vmap(answer)(message, client_state, inputs.runs)
-
 
 class ServerEngine:
     """The server: it holds its state and the records it scores the model on, none of the clients'."""
@@ -140,12 +138,23 @@ class ServerEngine:
         weights = np.full(len(y_test), 1.0 / len(y_test))
         partition = ClientPartition(rows, np.zeros_like(sizes), sizes, ())
         self.inputs = settings.inputs(Problem(x_test, y_test, [partition], [rows], [weights]))
+        state = simulation.start(self.inputs)
+
+        def message(server: PyTree, run: RunInputs) -> PyTree:
+            return simulation.build(run.hyper).message(server)
+
+        def upload(state: State, run: RunInputs) -> PyTree:
+            client_state, first = jax.tree.map(lambda leaf: leaf[0], state.clients), jnp.int32(0)
+            shared, size = self.inputs.shared, simulation.cohort_size_at(0)
+            sent = simulation.sent(message(state.server, run), client_state, run, shared, first, first, size)
+            return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), sent.upload)
+
+        shapes = jax.eval_shape(jax.vmap(upload), state, self.inputs.runs)
+        zeros, self._as_upload = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:]), shapes))
+        self.dimension = zeros.size
         # What clients keep stays with them: the server's state has no place for it.
-        self.state = simulation.start(self.inputs)
-        self._upload = [leaf.shape for leaf in jax.tree.leaves(self._upload_shapes(self.state))]
-        self.dimension = int(sum(np.prod(shape[1:], dtype=int) for shape in self._upload))
-        self.state = self.state._replace(clients=())
-        self._message = jax.jit(self._message_runs)
+        self.state = state._replace(clients=())
+        self._message = jax.jit(lambda state, inputs: jax.vmap(message)(state.server, inputs.runs))
         self._close = jax.jit(self._close_runs, static_argnames="cohort_size")
 
     def message(self) -> Leaves:
@@ -187,45 +196,13 @@ class ServerEngine:
         """The state as arrays."""
         return [np.asarray(leaf) for leaf in jax.tree.leaves(self.state)]
 
-    def restore(self, leaves: Leaves) -> None:
-        """A state that `save` gave."""
-        leaves_now, structure = jax.tree.flatten(self.state)
-        self.state = jax.tree.unflatten(
-            structure, [jnp.asarray(saved, leaf.dtype) for saved, leaf in zip(leaves, leaves_now, strict=True)]
-        )
-
-    def _message_runs(self, state: State, inputs: Inputs) -> PyTree:
-        def message(server: PyTree, run: RunInputs) -> PyTree:
-            return self.simulation.build(run.hyper).message(server)
-
-        return jax.vmap(message)(state.server, inputs.runs)
-
-    def _upload_shapes(self, state: State) -> PyTree:
-        def upload(state: State, run: RunInputs) -> PyTree:
-            client_state = jax.tree.map(lambda leaf: leaf[0], state.clients)
-            message = self.simulation.build(run.hyper).message(state.server)
-            number = jnp.int32(0)
-            size = self.simulation.cohort_size_at(0)
-            return self.simulation.sent(
-                message, client_state, run, self.inputs.shared, number, number, size
-            ).upload
-
-        shapes = jax.eval_shape(lambda state, inputs: jax.vmap(upload)(state, inputs.runs), state, self.inputs)
-        self._structure = jax.tree.structure(shapes)
-        return shapes
-
     # reason: what a compiled program takes, array by array
     def _close_runs(
         self, state: State, inputs: Inputs, index: Any, total: Any, counted: Any, present: Any, cohort_size: int
     ) -> State:
-        ends = np.cumsum([np.prod(shape[1:], dtype=int) for shape in self._upload])[:-1]
-
         def close(state: State, run: RunInputs, total: Any, counted: Any, present: Any) -> State:
-            parts = [
-                part.reshape(shape[1:]) for part, shape in zip(jnp.split(total, ends), self._upload, strict=True)
-            ]
             gathered = Gathered(
-                total=jax.tree.unflatten(self._structure, parts),
+                total=self._as_upload(total),
                 states=(),
                 metrics={name: jnp.zeros(()) for name in state.metrics},
                 counted=counted,

@@ -21,10 +21,9 @@ from dither.errors import DataError, DitherError, FederationError
 from dither.experiment.folder import lock
 from dither.federation import flower, keys, nvflare
 from dither.federation.agreement import Agreement, PartyData, approved_digest, held_out_rows
-from dither.federation.local import IdleTimer, answer_at, clock
-from dither.federation.party import Approve, Party, Target
+from dither.federation.local import IdleTimer, answer_at, clock, host_and_port
+from dither.federation.party import LOCAL, Party
 from dither.federation.state import PartyStore
-from dither.federation.statistics import LOCAL
 from dither.spec import code
 from dither.types import __version__
 
@@ -50,40 +49,28 @@ def join(
     server: str,
     folder: Path,
     ledger: Path | None,
-    approve: Approve,
-    new_ledger: bool = False,
     files: Iterable[Path] = (),
-    seeded: bool = False,
-    target: Target | None = None,
     patience: float = 3600.0,
     idle: float = 86400.0,
     behind_supernode: bool = False,
     say: Callable[[str], None] = lambda line: None,
     structured: bool = False,
+    **options: Any,
 ) -> JoinOutcome:
-    """Take part until the run is over. With `structured`, what is said may be collected elsewhere: nothing of a
-    record is in it."""
+    """Take part until the run is over; `options` are those of `Party`. With `structured`, what is said may be
+    collected elsewhere: nothing of a record is in it."""
     say = _without_records(say) if structured else say
     keys.party_name(folder)  # else it is no party's folder
     over_flare = nvflare.is_used(folder)
     (nvflare if over_flare else flower).require()
     if not behind_supernode:
-        _host_and_port(server)
+        host_and_port(server, "--server", FederationError)
     with alone(folder):
         keys.check_party(folder)
         for path in files:
             code.approve(path)
         own_ledger = Ledger(ledger or Ledger.default_path(), anchor=folder / "ledger-anchor.json")
-        party = Party(
-            folder,
-            PartyData(data, label),
-            ledger=own_ledger,
-            new_ledger=new_ledger,
-            approve=approve,
-            seeded=seeded,
-            target=target,
-            say=say,
-        )
+        party = Party(folder, PartyData(data, label), ledger=own_ledger, say=say, **options)
 
         def over() -> bool:
             return party.outcome is not None or party.refusal is not None
@@ -111,11 +98,8 @@ def join(
         raise FederationError(f"the records do not fit the agreement: {_ELSEWHERE}")
     if party.refusal is not None:
         raise party.refusal
-    privacy = (
-        {}
-        if party.privacy is None
-        else {key: getattr(party.privacy, key) for key in ("delta", "view", "adjacency")}
-    )
+    agreed = ("delta", "view", "adjacency") if party.privacy is not None else ()
+    privacy = {key: getattr(party.privacy, key) for key in agreed}
     spent = own_ledger.spent(party.dataset, EVERY_RECORD, **privacy)
     return JoinOutcome(party.name, party.answered, party.outcome, spent)
 
@@ -125,7 +109,7 @@ def _reach(server: str, patience: float, say: Callable[[str], None]) -> None:
     until, tries = time.monotonic() + patience, 0
     while True:
         try:
-            socket.create_connection(_host_and_port(server), 10.0).close()
+            socket.create_connection(host_and_port(server, "--server", FederationError), 10.0).close()
             return say(f"{server} takes connections")
         except OSError as error:
             if time.monotonic() > until:
@@ -155,13 +139,6 @@ def alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _host_and_port(server: str) -> tuple[str, int]:
-    host, _, port = server.rpartition(":")
-    if not (host and port.isdigit() and 0 < int(port) < 65536):
-        raise FederationError(f"--server {server!r} is not of the form HOST:PORT")
-    return host.strip("[]"), int(port)
-
-
 # Can this party take part?
 
 
@@ -188,8 +165,7 @@ def check(folder: Path, *, data: Path | None, label: str, server: str, ledger: P
 
 def _check_keys(folder: Path) -> Iterator[Finding]:
     keyring, name = keys.Keyring.load(folder), keys.party_name(folder)
-    if keyring.party(name).identity != keys.Identity.load(folder).public:
-        raise FederationError("identity.key is not the one that federation.json lists for this party")
+    keys.check_party(folder)
     yield Finding(True, f"keys of {name!r}, one of {len(keyring.parties)} parties")
     ends = keys.expiry(folder / "ca.pem")
     yield Finding(ends > datetime.now(UTC), f"the federation's CA is valid until {ends:%Y-%m-%d}")
@@ -245,7 +221,7 @@ def _check_budget(data: Path, ledger: Path | None) -> Iterator[Finding]:
 
 
 def _check_connection(folder: Path, server: str) -> Iterator[Finding]:
-    host, port = _host_and_port(server)
+    host, port = host_and_port(server, "--server", FederationError)
     if nvflare.is_used(folder):  # whose TLS asks for this party's certificate: `dither join` brings it
         _reach(server, 0.0, lambda line: None)
         yield Finding(True, f"{server} takes connections")

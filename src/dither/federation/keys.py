@@ -34,12 +34,12 @@ from typing import Any, TypeVar
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from dither.errors import ConfigError, DamagedFile, FederationError
+from dither.errors import ConfigError, DamagedFile, FederationError, ProtocolAbort
 from dither.experiment.folder import read_checked, write_bytes, write_checked, write_text
-from dither.secagg.primitives import SigningKey
+from dither.secagg import primitives
 
 FORMAT = 1
 _ADVICE = "get the folder again from the organiser of the federation"
@@ -58,7 +58,7 @@ class PartyKeys:
     node_key: str  # OpenSSH public key of its transport
 
     def to_dict(self) -> dict[str, str]:
-        return {"name": self.name, "identity": self.identity.hex(), "node_key": self.node_key}
+        return {**vars(self), "identity": self.identity.hex()}
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> PartyKeys:
@@ -82,13 +82,8 @@ class Keyring:
         raise FederationError(f"{name!r} is not a party of this federation; known: {names}")
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "id": self.id,
-            "server": self.server.hex(),
-            "serial": self.serial,
-            "parties": [party.to_dict() for party in self.parties],
-        }
+        parties = [party.to_dict() for party in self.parties]
+        return {**vars(self), "format": FORMAT, "server": self.server.hex(), "parties": parties}
 
     @property
     def fingerprint(self) -> str:
@@ -109,18 +104,16 @@ class Keyring:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any], path: Path) -> Keyring:
+        if saved.get("format", FORMAT) != FORMAT:
+            raise ConfigError(f"{str(path)!r} has format {saved['format']}, this Dither reads {FORMAT}")
         try:
-            if saved["format"] != FORMAT:
-                raise ConfigError(f"{str(path)!r} has format {saved['format']}, this Dither reads {FORMAT}")
             parties = tuple(map(PartyKeys.from_dict, saved["parties"]))
             return cls(saved["id"], bytes.fromhex(saved["server"]), parties, int(saved.get("serial", 0)))
         except (ValueError, KeyError, TypeError) as error:
-            if isinstance(error, ConfigError):
-                raise
             raise DamagedFile(f"{str(path)!r} is damaged: {error}; {_ADVICE}") from None
 
 
-class Identity(SigningKey):
+class Identity(primitives.SigningKey):
     """The Ed25519 key by which a party or the server signs messages."""
 
     @classmethod
@@ -141,8 +134,8 @@ class Identity(SigningKey):
 def verify(public: bytes, signature: bytes, content: bytes) -> bool:
     """Whether the holder of the key signed the content."""
     try:
-        ed25519.Ed25519PublicKey.from_public_bytes(public).verify(signature, content)
-    except (InvalidSignature, ValueError):
+        primitives.verify(public, signature, content, "the holder")
+    except ProtocolAbort:
         return False
     return True
 
@@ -450,12 +443,9 @@ def check_party(folder: Path) -> None:
     """DamagedFile unless a party's keys are those that federation.json lists and the CA is whole."""
     party = Keyring.load(folder).party(party_name(folder))
     node_key = _parsed(folder / "node.key", lambda text: serialization.load_ssh_private_key(text, None))
-    checks = {
-        "identity.key": Identity.load(folder).public == party.identity,
-        "node.key": _openssh(node_key) == party.node_key,
-    }
-    for name, good in checks.items():
-        if not good:
+    own = {"identity.key": (Identity.load(folder).public, party.identity)}
+    for name, (held, listed) in {**own, "node.key": (_openssh(node_key), party.node_key)}.items():
+        if held != listed:
             raise DamagedFile(f"{str(folder / name)!r} is not the one federation.json lists; {_ADVICE}")
     _check_issued(folder / "ca.pem", folder)
 

@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
-from dither.errors import FederationError
+from dither.errors import ConfigError, DitherError, FederationError
 
 Event = Callable[[str, dict[str, Any]], None]  # what happens, and facts about it
 
@@ -35,6 +35,14 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def host_and_port(text: str, option: str, error: type[DitherError] = ConfigError) -> tuple[str, int]:
+    """The parts of the address that an option of a command gives."""
+    host, _, port = text.rpartition(":")
+    if not (host and port.isdigit() and 0 < int(port) < 65536):
+        raise error(f"{option} {text!r} is not of the form HOST:PORT")
+    return host.strip("[]"), int(port)
 
 
 def separate_process() -> dict[str, Any]:

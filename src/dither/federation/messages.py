@@ -23,7 +23,7 @@ import math
 import secrets
 import struct
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -63,6 +63,14 @@ class SignedMessage(NamedTuple):
         if kind is not None and array.dtype.str != kind:
             raise FederationError(f"{name!r} in a {self.kind!r} message has type {array.dtype}, expected {kind}")
         return array
+
+    def model(self, shapes: Sequence[tuple[tuple[int, ...], Any]]) -> list[np.ndarray]:
+        """The arrays of the model that is broadcast, which must have these shapes and types."""
+        leaves = [self.array(f"m{number}") for number in range(len(shapes))]
+        for leaf, (shape, dtype) in zip(leaves, shapes, strict=True):
+            if leaf.shape != shape or leaf.dtype != dtype:
+                raise FederationError(f"the broadcast has {leaf.dtype} {leaf.shape}, expected {dtype} {shape}")
+        return leaves
 
     def field(self, name: str, kind: type) -> Any:
         """A header field that must be there with that type."""
@@ -194,11 +202,13 @@ class TransportRestart(Exception):
     """The transport must be restarted: it cannot reach a party that has come back."""
 
 
-class Failures(NamedTuple):
-    """Parties whose answer does not count, and why. Those in neither gave none."""
+@dataclass
+class Replies:
+    """Parties by what became of a question to them. Those in none of these gave no answer."""
 
-    refused: dict[str, str]  # they said so
-    invalid: dict[str, str]  # they sent what no honest party sends
+    counted: set[str] = field(default_factory=set)
+    refused: dict[str, str] = field(default_factory=dict)  # and why: they said so
+    invalid: dict[str, str] = field(default_factory=dict)  # they sent what no honest party sends
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -211,7 +221,7 @@ class _Exchange:
 
     bodies: dict[str, bytes]  # party -> the message to it
     waiting: set[str]
-    failures: Failures = field(default_factory=lambda: Failures({}, {}))
+    replies: Replies = field(default_factory=Replies)
     sent: dict[str, str] = field(default_factory=dict)  # message id -> party
     marks: dict[str, str] = field(default_factory=dict)  # party -> mark of the node it was sent to
     asked: dict[str, float] = field(default_factory=dict)  # party -> when it was asked
@@ -268,7 +278,7 @@ class Mailbox:
         enough: Callable[[], bool] = lambda: False,
         least: int | None = None,
         on_wait: Callable[[set[str]], None] = lambda missing: None,
-    ) -> Failures:
+    ) -> Replies:
         """Ask each party its question; `take(party, answer)` for each answer, which raises where no honest party
         would have sent it. Ends when all have answered, when `enough()`, after `seconds`, or when `least` have
         answered and nobody else is connected."""
@@ -285,11 +295,11 @@ class Mailbox:
             self.look()
             if exchange.waiting & self.present():
                 seen = time.monotonic()
-            answered = len(bodies) - len(exchange.waiting) - len(exchange.failures.reasons)
-            if least is not None and answered >= least and time.monotonic() - seen > GRACE_SECONDS:
+            answered = least is not None and len(exchange.replies.counted) >= least
+            if answered and time.monotonic() - seen > GRACE_SECONDS:
                 break
             self.transport.pause()
-        return exchange.failures
+        return exchange.replies
 
     def _send(self, exchange: _Exchange, *, ttl: float) -> None:
         """Send the question to each party that is connected and was not asked since it connected."""
@@ -325,11 +335,12 @@ class Mailbox:
                     raise FederationError(self.strange[-1])
                 if message.kind == "refused":
                     why = str(message.fields.get("why", "no reason given"))
-                    exchange.failures.refused[name] = _plain(why)
+                    exchange.replies.refused[name] = _plain(why)
                 else:
                     take(name, message)
+                    exchange.replies.counted.add(name)
             except (FederationError, ProtocolAbort) as error:
-                exchange.failures.invalid[name] = _plain(str(error))
+                exchange.replies.invalid[name] = _plain(str(error))
 
     def _read(self, public: Mapping[str, bytes], body: bytes, quoted: str) -> SignedMessage | None:
         try:

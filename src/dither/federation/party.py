@@ -10,33 +10,41 @@ the new attempt), so a repetition reveals nothing new and is not charged. An upl
 sent. A round whose update must not leave is over too: it is not computed again, because every refusal tells the
 server something about an update.
 
+Statistics (questions of `experiment.counting`) are charged with all that their terms allow before the first look,
+and every answer is kept: the same question again gets the same answer, and questions beyond the ε are refused.
+
 Whatever goes wrong, the server hears one of the sentences in `REFUSALS`; the reason is for the owner alone.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dither.accounting import compress
-from dither.accounting.ledger import Budget, Charge, Entry, composed
+from dither.accounting.ledger import Budget, Charge, composed
 from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
 from dither.errors import BudgetExhausted, ClientRefused, DataError, DitherError, FederationError, ProtocolAbort
 from dither.experiment import build, counting
-from dither.experiment.counting import NAMES
-from dither.experiment.folder import to_json
+from dither.experiment.counting import NAMES, Columns, Institution, Question
+from dither.experiment.evaluation import score_columns
+from dither.experiment.folder import read_checked, to_json, write_checked
 from dither.federation import engines, keys, messages
 from dither.federation.agreement import (
     Agreement,
     PartyData,
+    StatisticsTerms,
     Terms,
     approved_digest,
     federated_spec,
@@ -44,19 +52,31 @@ from dither.federation.agreement import (
     secagg_rules,
     sums_integers,
 )
-from dither.federation.state import COMPUTED, PARTY_ADVICE, ChargedRound, PartyStore, PendingUpload, ReleaseRecord
-from dither.federation.statistics import LOCAL, PartyStatistics, StatisticsTerms
+from dither.federation.state import (
+    COMPUTED,
+    PARTY_ADVICE,
+    ChargedRound,
+    ClientState,
+    PartyStore,
+    PendingUpload,
+    ReleaseRecord,
+)
 from dither.privacy import clipping, noise
 from dither.secagg.client import ClientSession
-from dither.secagg.roster import Rules
+from dither.secagg.graph import Rules
 from dither.simulation import devices
 from dither.spec import PrivacySpec
 from dither.types import Conditions, Release, RoundInfo
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # How the owner agreed to a run, or to statistics (without an experiment); raises FederationError when not.
 Approve = Callable[[Terms, build.Experiment | None], str]
 
 Look = tuple[list[Charge], Conditions]  # what statistics reveal, as a ledger composes it
+
+LOCAL = "local, not private: "  # how a line begins that tells the owner about records
 
 # All that a server can hear of a party that does not do what it was asked. Reasons depend on the party's files,
 # records, budget and other projects; these sentences do not.
@@ -69,21 +89,6 @@ REFUSALS = {
 
 
 _TERMS: dict[str, type[Terms]] = {"terms": Agreement, "statistics": StatisticsTerms}  # by the kind of message
-
-
-class Target(NamedTuple):
-    """The most that a party allows a run to reveal: the ε of one record, at a δ of at most `delta`."""
-
-    epsilon: float
-    delta: float = 1e-5
-
-    def check(self) -> Target:
-        """Itself, or an error if no run could meet it."""
-        if not (0 < self.epsilon < math.inf and 0 < self.delta < 1):
-            raise FederationError(
-                f"--epsilon {self.epsilon:g} --delta {self.delta:g}: ε must be positive and finite, δ in (0, 1)"
-            )
-        return self
 
 
 class Party:
@@ -99,11 +104,13 @@ class Party:
         new_ledger: bool = False,
         approve: Approve,
         seeded: bool = False,
-        target: Target | None = None,
+        target: Budget | None = None,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.folder, self.source, self.ledger = folder, source, ledger
-        self._target = target and target.check()
+        if target is not None:  # the most that it allows a run to reveal of one record
+            counting.check_budget(target.epsilon, target.delta)
+        self._target = target
         # Here, before any message: what is said of the records stays with their owner.
         # Whatever lies at the path later on, these are the records that are charged.
         self.dataset = data_id(ledger, path=str(source.path))
@@ -199,43 +206,22 @@ class Party:
             raise FederationError("the agreement belongs to another federation")
         for name in terms.names:
             self.keyring.party(name)
-        self._check_noise(terms)
-        agreed, held = terms.sizes[terms.number(self.name)], terms.counted(self.source.count)
-        if agreed != held:
-            raise FederationError(f"the agreement counts {agreed} records here; this party holds {held}")
-        experiment = self._check_training(terms) if isinstance(terms, Agreement) else None
-        trained = terms.trained if isinstance(terms, StatisticsTerms) else None
-        if trained is not None and approved_digest(self.folder) != trained.digest:
-            raise FederationError("the model to evaluate was trained under an agreement not approved here")
-        if isinstance(terms, StatisticsTerms):
-            self._check_counted(terms)
+        experiment = self._check(terms)
         # A run's folder belongs to one agreement: what was charged and masked in it was so under that one.
-        folder = self.folder / "runs" / terms.run
-        before = _saved_terms(folder)
+        before = _saved_terms(self.folder / "runs" / terms.run)
         if before is not None and before.digest != terms.digest:
             raise FederationError(
                 f"run {terms.run[:8]} has another agreement already; a new agreement needs a new run"
             )
         approved = approved_digest(self.folder, terms.purpose) == terms.digest
         answer = "" if approved else self._approve(terms, experiment)
-        records = terms.encode(self.source) if isinstance(terms, Agreement) else None
+        run = self._made_ready(terms, experiment)
         if not approved:
             record_approval(self.folder, terms, answer)
-        terms.save(PartyStore(folder).path)
-        self._runs[type(terms)] = run = self._made_ready(terms, records)
+        terms.save(run.store.path)
+        self._runs[type(terms)] = run
         self.say(f"taking part in run {terms.run[:8]}: {terms.purpose or f'training, as client {run.client}'}")
         return run
-
-    def _check_training(self, agreement: Agreement) -> build.Experiment:
-        """What the agreement runs, if this party may be asked to. No record is read: whether the records fit a
-        schema is for a server whose agreement was approved."""
-        if federated_spec(agreement.spec, len(agreement.names), agreement.spec.data.name) != agreement.spec:
-            raise FederationError("the agreement has settings that a federation never runs with")
-        experiment = agreement.experiment(*agreement.encode(self.source, empty=True))
-        if experiment.plan.assumed:
-            raise FederationError("the method's releases rest on an assumption, which no ledger can charge")
-        self._check_target(agreement, experiment)
-        return experiment
 
     def _current(self, name: str) -> _Training | _Counting:
         """The run that a message is about: a current one, or one that a restart interrupted."""
@@ -247,31 +233,41 @@ class Party:
             raise FederationError(f"run {name[:8]!r} is unknown here: its agreement was not accepted")
         if approved_digest(self.folder, terms.purpose) != terms.digest:
             raise FederationError(f"run {name[:8]} has an agreement that the owner did not approve")
-        self._check_noise(terms)
-        records = terms.encode(self.source) if isinstance(terms, Agreement) else None
-        if records is not None and len(records[1]) != terms.sizes[terms.number(self.name)]:
-            raise FederationError(f"this party no longer holds the records of run {name[:8]}")
-        run = self._made_ready(terms, records)
-        if isinstance(run, _Training):
-            self._check_target(run.agreement, run.experiment)
-        else:
-            self._check_counted(run.agreement)
-        self._runs[type(terms)] = run
+        self._runs[type(terms)] = run = self._made_ready(terms, self._check(terms))
         self.say(f"back in run {name[:8]}")
         return run
 
-    def _made_ready(self, terms: Terms, records: tuple[np.ndarray, np.ndarray] | None) -> _Training | _Counting:
-        if isinstance(terms, Agreement) and records is not None:
-            return _Training(self, terms, *records)
+    def _made_ready(self, terms: Terms, experiment: build.Experiment | None) -> _Training | _Counting:
+        if isinstance(terms, Agreement) and experiment is not None:
+            return _Training(self, terms, experiment)
         if isinstance(terms, StatisticsTerms):
             return _Counting(self, terms)
         raise FederationError("an agreement of no known kind")
 
-    def _check_noise(self, agreement: Terms) -> None:
-        if agreement.spec.randomness != "os" and not self._seeded:
+    def _check(self, terms: Terms) -> build.Experiment | None:
+        """What the agreement runs, if this party may be asked to. No record is read: whether the records fit a
+        schema is for a server whose agreement was approved."""
+        if terms.spec.randomness != "os" and not self._seeded:
             raise FederationError(
                 "the agreement draws noise from a public seed, which protects nothing; allow it with --test"
             )
+        agreed, held = terms.sizes[terms.number(self.name)], terms.counted(self.source.count)
+        if agreed != held:
+            raise FederationError(f"the agreement counts {agreed} records here; this party holds {held}")
+        if isinstance(terms, StatisticsTerms):
+            if terms.trained is not None and approved_digest(self.folder) != terms.trained.digest:
+                raise FederationError("the model to evaluate was trained under an agreement not approved here")
+            self._check_counted(terms)
+        if not isinstance(terms, Agreement):
+            return None
+        if federated_spec(terms.spec, len(terms.names), terms.spec.data.name) != terms.spec:
+            raise FederationError("the agreement has settings that a federation never runs with")
+        terms.encode(self.source, empty=True)  # a file of another kind, or with other columns, is refused
+        experiment = terms.experiment()
+        if experiment.plan.assumed:
+            raise FederationError("the method's releases rest on an assumption, which no ledger can charge")
+        self._check_target(terms, experiment)
+        return experiment
 
     def _check_target(
         self, agreement: Agreement, experiment: build.Experiment, counted: StatisticsTerms | None = None
@@ -288,7 +284,7 @@ class Party:
         value = row.value
         if before or after:
             run = [Charge(EVERY_RECORD, accountant.clients[0].most)]
-            terms = Budget(self._target.epsilon, delta, view, experiment.plan.adjacency)
+            terms = self._target._replace(delta=delta, view=view, adjacency=experiment.plan.adjacency)
             value = composed([*before, (run, accountant.conditions), *after], terms)[0]
         kind = "assumes" if row.assumed else "proves"
         whom = f"against a server that sees {'sums' if view == 'sum' else 'its uploads'}"
@@ -300,9 +296,9 @@ class Party:
         if self._target is None:
             return
         if (trained := terms.trained) is not None:
-            self._check_target(trained, trained.experiment(*trained.encode(self.source, empty=True)), terms)
+            self._check_target(trained, trained.experiment(), terms)
         before, after = self._looks(terms)
-        value, _ = composed([*before, *after], Budget(self._target.epsilon, terms.delta))
+        value, _ = composed([*before, *after], self._target._replace(delta=terms.delta))
         self._within_target(value, terms.delta, f"proves ε = {value:.4g}", "with what was counted here before")
 
     def _looks(self, more: StatisticsTerms | None) -> tuple[list[Look], list[Look]]:
@@ -312,13 +308,12 @@ class Party:
         every = {terms.digest: terms for terms in (*saved, more) if terms is not None}
         looks: tuple[list[Look], list[Look]] = [], []
         for terms in every.values():
-            release = counting.release(terms.epsilon, terms.delta, lists_names=terms.lists_names)
-            look = [Charge(EVERY_RECORD, [((release,), 1)])], Conditions()
+            look = [Charge(EVERY_RECORD, [((terms.release,), 1)])], Conditions()
             looks[terms.trained is not None].append(look)
         return looks
 
     def _within_target(self, value: float, delta: float, said: str, whom: str) -> None:
-        most, largest = self._target or (math.inf, 1.0)
+        most, largest, *_ = self._target or (math.inf, 1.0)
         if delta > largest:
             raise FederationError(
                 f"the agreement has δ = {delta:g}, above this party's {largest:g}; raise --delta, or do not join"
@@ -345,7 +340,8 @@ class Party:
 
 
 class _PartyRun:
-    """What training and statistics share at a party: enrolment for secure aggregation, and opening a sum."""
+    """What training and statistics share at a party: its ledger, enrolment for secure aggregation, and opening a
+    sum."""
 
     agreement: Terms
     facts: Mapping[str, Any] = MappingProxyType({})  # what the server hears besides that the terms are accepted
@@ -354,7 +350,23 @@ class _PartyRun:
         self.agreement, self.store = agreement, PartyStore(party.folder / "runs" / agreement.run)
         self.client = agreement.number(party.name)
         self.releases = ReleaseRecord(self.store.path, party.name, agreement.digest, party.identity)
+        self._ledger, self._dataset = party.ledger, party.dataset
+        # What the ledger calls the run. A training keeps the name that it has in every file.
+        self._account = f"{agreement.purpose}-{agreement.run}" if agreement.purpose else agreement.run
         self._session: ClientSession | None = None
+
+    def _charged(self) -> set[int]:
+        """Rounds or questions of this run that the ledger holds."""
+        return {start for start, _ in self._ledger.charged(self._account, self._dataset)}
+
+    def _check_remembered(self, remembered: bool) -> None:
+        """An intent is older than its charge, so a folder that knows less than the ledger was deleted or restored:
+        this party no longer knows what it sent or which batches it used, and must not continue."""
+        if not remembered:
+            raise FederationError(
+                f"this party has given answers in run {self.agreement.run[:8]} that its folder does not remember: "
+                "it was deleted or restored from a copy. Continue without this party, or start a new run"
+            )
 
     def _secagg_session(self, party: Party, rules: Rules | None) -> ClientSession | None:
         if rules is None:
@@ -403,15 +415,20 @@ class _PartyRun:
 
 
 class _Counting(_PartyRun):
-    """Statistics at one party."""
+    """Statistics at one party. What it has answered is on the disk before it is sent."""
 
     agreement: StatisticsTerms
 
     def __init__(self, party: Party, terms: StatisticsTerms) -> None:
         super().__init__(party, terms)
-        self._answers = PartyStatistics(terms, party, self.store.path)
+        self._say, self._source = party.say, party.source
+        self._columns: Columns | None = None
+        self._mu, self._slip = counting.mu_and_slip(terms.epsilon, terms.delta, lists_names=terms.lists_names)
+        self._words = terms.words(self.client)
+        self._check_remembered(self._charged() <= {int(number) for number in self._answers()})
         self._session = self._secagg_session(party, terms.rules)
-        self.facts = {"columns": self._answers.header} if terms.lists_names else {}
+        if terms.lists_names:  # those of the columns are public
+            self.facts = {"columns": [str(name) for name in self._source.frame().columns]}
 
     def question(self, message: messages.SignedMessage) -> tuple[dict[str, Any], dict[str, Any]]:
         """The answer to a question: names, or counts with noise, masked."""
@@ -421,11 +438,69 @@ class _Counting(_PartyRun):
             announced = message.bytes("announce")
             if set(self._session.announced(announced).ids) != set(range(len(self.agreement.names))):
                 raise ProtocolAbort(f"question {index} is announced for some of the parties only")
-        names, row = self._answers.answer(message)
-        if names is not None:
-            self.releases.append(index, to_json(names).encode())
-            return {"round": index, "names": names}, {}
+        answer = self._answer(index, message)
+        if is_list:
+            self.releases.append(index, to_json(answer).encode())
+            return {"round": index, "names": answer}, {}
+        row = np.array(answer, np.int64).view(np.uint64)
         return {"round": index}, {"upload": self._upload(index, announced, row)}
+
+    def _answer(self, index: int, message: messages.SignedMessage) -> list[Any]:
+        """Names, or noisy counts: what was answered before, or a fresh answer that is charged and kept."""
+        question = Question.from_dict(message.field("question", dict))
+        asked = hashlib.sha256(json.dumps(question.to_dict(), sort_keys=True).encode())
+        for name in sorted(message.arrays):
+            if name.startswith("m"):
+                asked.update(name.encode() + np.ascontiguousarray(message.arrays[name]).tobytes())
+        answers, digest = self._answers(), asked.hexdigest()
+        saved = answers.get(str(index))
+        if saved is not None and saved["question"] != digest:
+            raise FederationError(f"question {index} was answered before, in other words")
+        if saved is None or saved["answer"] is None:
+            if index < 0 or any(int(number) > index for number in answers):
+                raise FederationError(f"question {index} is over")
+            left = 1.0 - sum(each["share"] for number, each in answers.items() if number != str(index))
+            if self._columns is None:
+                self._columns = Columns(self._table(message))
+            saved = answers[str(index)] = {"question": digest, "share": question.share, "answer": None}
+            self._save(answers)
+            self._charge(index)
+            institution = Institution(self._columns, self._mu, self._slip, self._words)
+            institution.left = left
+            listed = question.kind == NAMES
+            saved["answer"] = institution.names(question) if listed else institution.answer(question).tolist()
+            self._save(answers)
+        return list(saved["answer"])
+
+    def _table(self, message: messages.SignedMessage) -> pd.DataFrame:
+        """The party's table; for an evaluation, what the broadcast model says of the records that training left
+        out. The owner hears the exact score."""
+        trained = self.agreement.trained
+        if trained is None:
+            return self._source.frame()
+        x, y = trained.encode(self._source, held_out=True)
+        model = trained.model()
+        shapes, structure = jax.tree.flatten(jax.eval_shape(model.init, jax.random.key(0)))
+        leaves = message.model([(leaf.shape, leaf.dtype) for leaf in shapes])
+        predicted = model.apply(jax.tree.unflatten(structure, list(map(jnp.asarray, leaves))), x)
+        scored = score_columns(np.asarray(predicted), y, model.task, len(trained.classes))
+        self._say(f"{LOCAL}on {len(scored):,} of your records that training left out, {_own(scored)}")
+        return scored
+
+    def _charge(self, index: int) -> None:
+        """Everything that the terms allow, with the first question; later ones leave a mark."""
+        whole = [Charge(EVERY_RECORD, [((self.agreement.release,), 1)])]
+        first = not self._ledger.is_registered(self._dataset, self._account)
+        charges, rounds = whole if first else [Charge(EVERY_RECORD, [])], (index, index + 1)
+        self._ledger.charge(self._account, self._dataset, charges, rounds=rounds, plan=lambda: whole)
+
+    def _answers(self) -> dict[str, Any]:
+        path = self.store.path / "answers.json"
+        answers: dict[str, Any] = read_checked(path, PARTY_ADVICE)["answers"] if path.is_file() else {}
+        return answers
+
+    def _save(self, answers: Mapping[str, Any]) -> None:
+        write_checked(self.store.path / "answers.json", {"answers": dict(answers)})
 
 
 class _Training(_PartyRun):
@@ -433,10 +508,9 @@ class _Training(_PartyRun):
 
     agreement: Agreement
 
-    def __init__(self, party: Party, agreement: Agreement, x: np.ndarray, y: np.ndarray) -> None:
+    def __init__(self, party: Party, agreement: Agreement, experiment: build.Experiment) -> None:
         super().__init__(party, agreement)
-        self.experiment = experiment = agreement.experiment(x, y)
-        self._ledger, self._dataset = party.ledger, party.dataset
+        self.experiment, (x, y) = experiment, agreement.encode(party.source)
         self._check_memory()
         accountant = experiment.accountant(missing=agreement.lacking(experiment.plan))
         self._conditions, self._releases = accountant.conditions, accountant.ledger_releases
@@ -449,25 +523,16 @@ class _Training(_PartyRun):
         self._session = self._secagg_session(party, secagg_rules(experiment))
 
     def _check_memory(self) -> None:
-        """A run continues only with the records and the ledger with which it began. An intent is older than its
-        charge, so a folder that knows less than the ledger was deleted or restored: this party no longer knows
-        what it sent or which batches it used, and must not continue."""
-        if self.store.dataset() not in (None, self._dataset):
+        """A run continues only with its memory, and with the records and the ledger that know of its charges."""
+        newest, charged = self.store.load(ChargedRound), self._charged()
+        if newest is not None and newest.outcome and newest.round not in charged:
             raise FederationError(
                 f"run {self.agreement.run[:8]} began with other records or another ledger: "
                 "bring those back, or start a new run"
             )
-        charged = [entry.rounds[0] for entry in self._charges()]
-        newest = self.store.charged()
-        forgotten = charged and (newest is None or newest.round < max(charged))
+        self._check_remembered(max(charged, default=-1) <= (-1 if newest is None else newest.round))
         if newest is not None and self.agreement.spec.randomness == "os":
-            forgotten = forgotten or not self.store.has_secret()
-        if forgotten:
-            raise FederationError(
-                f"this party has answered rounds of run {self.agreement.run[:8]} that its folder does not "
-                "remember: it was deleted or restored from a copy. Continue without this party, or start a new run"
-            )
-        self.store.save_dataset(self._dataset)
+            self._check_remembered(self.store.has_secret())
 
     # Rounds
 
@@ -482,7 +547,7 @@ class _Training(_PartyRun):
             cohort = self._session.announced(announced)
             if cohort.round_index != index or not set(cohort.ids) <= set(self.experiment.cohorts[index].tolist()):
                 raise ProtocolAbort(f"round {index} is announced for a cohort that was not drawn for it")
-        before = self.store.pending()
+        before = self.store.load(PendingUpload)
         if before is not None and before.round == index:
             pending = before
             if pending.broadcast != _digest(broadcast):
@@ -500,7 +565,7 @@ class _Training(_PartyRun):
 
     def _check_open(self, index: int, before: PendingUpload | None) -> None:
         """Rounds only go up, and a round that was computed is never computed again."""
-        newest = self.store.charged()
+        newest = self.store.load(ChargedRound)
         here = max(-1 if before is None else before.round, -1 if newest is None else newest.round)
         if here > index:
             raise FederationError(f"round {index} is over: this party is at round {here}")
@@ -510,12 +575,9 @@ class _Training(_PartyRun):
             raise ClientRefused(newest.outcome)
 
     def _broadcast(self, message: messages.SignedMessage) -> list[np.ndarray]:
-        leaves = [message.array(f"m{number}") for number in range(len(self._engine.message_shapes))]
-        for leaf, (shape, dtype) in zip(leaves, self._engine.message_shapes, strict=True):
-            if leaf.shape != shape or leaf.dtype != dtype:
-                raise FederationError(f"the broadcast has {leaf.dtype} {leaf.shape}, expected {dtype} {shape}")
-            if leaf.dtype.kind == "f" and not (np.abs(leaf) <= clipping.REACH).all():
-                raise FederationError("a broadcast that is not finite, or beyond ±2^40")
+        leaves = message.model(self._engine.message_shapes)
+        if any(leaf.dtype.kind == "f" and not (np.abs(leaf) <= clipping.REACH).all() for leaf in leaves):
+            raise FederationError("a broadcast that is not finite, or beyond ±2^40")
         return leaves
 
     def _answer(
@@ -539,32 +601,32 @@ class _Training(_PartyRun):
         )
         if problem:
             reason = f"round {index}: {problem.split(':')[0]}"  # what follows the colon is for this party alone
-            self.store.save_charged(ChargedRound(index, reason))
+            self.store.save(ChargedRound(index, reason))
             raise ClientRefused(reason)
-        pending = PendingUpload(index, _digest(broadcast), answer.row, answer.state, answer.clamped)
-        self.store.save_pending(pending)
-        self.store.save_charged(ChargedRound(index, COMPUTED))
+        pending = PendingUpload(index, _digest(broadcast), [answer.row, *answer.state])
+        self.store.save(pending)
+        self.store.save(ChargedRound(index, COMPUTED))
         return pending
 
     def _client_state(self, last_counted: int, before: PendingUpload | None) -> list[np.ndarray]:
         """The client's state, with the newest upload's if that counted. Under shuffled epochs a batch once used
         is never used again in that epoch, whatever the server says of it."""
-        kept = self.store.state()
+        kept = self.store.load(ClientState)
         newer = before is not None and (kept is None or kept.round < before.round)
         always = self.agreement.spec.batch_sampling == "shuffled"
         if before is not None and newer and (always or last_counted == before.round):
-            self.store.save_state(before.round, before.state)
+            self.store.save(ClientState(before.round, before.state))
             return before.state
-        return self._engine.start() if kept is None else kept.state
+        return self._engine.start() if kept is None else kept.leaves
 
     def _charge(self, index: int) -> None:
         """Charge a round once, before it is computed. An intent without an upload was charged; nothing left."""
-        newest = self.store.charged()
-        if newest is not None and newest.round == index and self._is_charged(index):
+        newest = self.store.load(ChargedRound)
+        if newest is not None and newest.round == index and index in self._charged():
             return
-        self.store.save_charged(ChargedRound(index, ""))
+        self.store.save(ChargedRound(index, ""))
         self._ledger.charge(
-            self.agreement.run,
+            self._account,
             self._dataset,
             [Charge(EVERY_RECORD, [(self._released_in(index), 1)])],
             rounds=(index, index + 1),
@@ -581,16 +643,12 @@ class _Training(_PartyRun):
         taken = [i for i, cohort in enumerate(self.experiment.cohorts) if self.client in np.asarray(cohort)]
         return [Charge(EVERY_RECORD, compress(self._released_in(i) for i in taken))]
 
-    def _is_charged(self, index: int) -> bool:
-        return any(entry.rounds == (index, index + 1) for entry in self._charges())
 
-    def _charges(self) -> list[Entry]:
-        """What the ledger holds of this run."""
-        return [
-            entry
-            for entry in self._ledger.history(self._dataset)
-            if entry.kind == "charge" and entry.run == self.agreement.run
-        ]
+def _own(scored: pd.DataFrame) -> str:
+    """An institution's own exact score, for itself."""
+    if "error" in scored:
+        return f"the model errs by {scored['error'].mean():.4f} of the label's range on average"
+    return f"the model predicts {(scored['predicted'] == scored['truth']).mean():.2%} right"
 
 
 def _saved_terms(folder: Path) -> Terms | None:

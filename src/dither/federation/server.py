@@ -35,14 +35,13 @@ from dither.federation.agreement import (
     federated_spec,
     held_out_rows,
     largest_norm,
-    least_clients,
     secagg_rules,
 )
 from dither.federation.messages import Mailbox, Question, SignedMessage, Take, Transport
 from dither.federation.party import session_id
 from dither.federation.state import Journal
 from dither.secagg import encoding
-from dither.secagg.roster import Rules
+from dither.secagg.graph import Rules
 from dither.secagg.server import ServerSession
 from dither.spec import Spec, code
 from dither.types import __version__
@@ -50,54 +49,43 @@ from dither.types import __version__
 WAIT_SECONDS = 3600.0  # for parties to come and for their owners to agree
 
 
-class EvaluationData(NamedTuple):
-    """What the server knows of the data: how a table becomes features, and its own records to score models on."""
-
-    schema: data.Schema | None
-    classes: tuple[str, ...]
-    image_shape: tuple[int, ...]
-    x: np.ndarray
-    y: np.ndarray
-    name: str
-
-    @classmethod
-    def without_records(
-        cls, schema: data.Schema, features: str = "all", transform: str = "none"
-    ) -> EvaluationData:
-        """Of a server that has no test records."""
-        x = data.transform(np.zeros((0, len(schema.feature_names(features))), np.float32), transform)
-        y = np.zeros(0, np.int32 if schema.label.bounds is None else np.float32)
-        return cls(schema, schema.label.classes, (), x, y, schema.name or "own data")
+def without_records(schema: data.Schema, features: str = "all", transform: str = "none") -> data.Dataset:
+    """What a server that has no test records knows of the data: how a table becomes features."""
+    names = tuple(schema.feature_names(features))
+    x = data.transform(np.zeros((0, len(names)), np.float32), transform)
+    y = np.zeros(0, np.int32 if schema.label.bounds is None else np.float32)
+    return data.Dataset(schema.name or "own data", x, y, x, y, schema.label.classes, names, schema=schema)
 
 
-def load_evaluation_data(spec: Spec) -> EvaluationData:
-    """From a spec: the catalogue's test records, or those of data.test_path; data.schema says how to encode
-    them."""
+def load_evaluation_data(spec: Spec) -> data.Dataset:
+    """What the server knows of the data: how a table becomes features (data.schema), and its own records to score
+    models on, the catalogue's or those of data.test_path."""
     d = spec.data
     if not d.path and not d.schema and not spec.privacy.project_epsilon:
-        found = build.load_data(spec.with_values({"data.split": "given", "data.partition": "iid"}))
-        return EvaluationData(found.schema, found.classes, found.image_shape, found.x_test, found.y_test, d.name)
+        return build.load_data(spec.with_values({"data.split": "given", "data.partition": "iid"}))
     if spec.privacy.project_epsilon and not d.schema:  # parties estimate it, privately
-        return EvaluationData(None, (), (), np.zeros((0, 1), np.float32), np.zeros(0, np.int32), "own data")
+        x, y = np.zeros((0, 1), np.float32), np.zeros(0, np.int32)
+        return data.Dataset("own data", x, y, x, y, (), ())
     if not d.schema:
         raise SpecError(
             "a federation needs data.schema: bounds and categories that are known without looking at anybody's "
             "records (dither data schema FILE drafts one)"
         )
     schema = data.with_label_bounds(data.Schema.load(d.schema), d.label_bounds)
-    evaluation = EvaluationData.without_records(schema, d.features, d.transform)
+    evaluation = without_records(schema, d.features, d.transform)
     if not d.test_path or not spec.scored:
         return evaluation
     build.refuse_charged(d.test_path)  # every party is told the scores
     encoded = schema.encode(data.read_table(d.test_path), d.encoding, d.features)
     if encoded.y is None:
         raise SpecError(f"data.test_path={d.test_path!r} has no labels")
-    return evaluation._replace(x=data.transform(encoded.x, d.transform), y=encoded.y)
+    return evaluation._replace(x_test=data.transform(encoded.x, d.transform), y_test=encoded.y)
 
 
 class Coordinator:
     """One run of a federation, from the first hello to the summary."""
 
+    agreement: Terms
     _round_kind = "round"  # of message
 
     # reason: the options of `dither serve`, and what it was given to work with
@@ -107,14 +95,13 @@ class Coordinator:
         keys_folder: Path,
         spec: Spec,
         journal: Journal,
-        evaluation: EvaluationData,
+        evaluation: data.Dataset,
         *,
         without: tuple[str, ...] = (),
         wait_seconds: float = WAIT_SECONDS,
         on_event: Callable[[str, dict[str, Any]], None] = lambda event, facts: None,
     ) -> None:
-        self.keyring = keys.Keyring.load(keys_folder)
-        self._identity = keys.Identity.load(keys_folder)
+        self.keyring, self._identity = keys.Keyring.load(keys_folder), keys.Identity.load(keys_folder)
         if self._identity.public != self.keyring.server:
             raise FederationError(f"identity.key in {str(keys_folder)!r} is not the one federation.json lists")
         for name in without:
@@ -124,8 +111,7 @@ class Coordinator:
         self._silent: set[str] = set()  # whose silence made a round void, and who cannot be done without
         self.mailbox = Mailbox(transport, self.keyring, self._identity)
         self.journal, self._evaluation, self._event = journal, evaluation, on_event
-        self._wait = wait_seconds
-        self.asked_spec = spec
+        self._wait, self.asked_spec = wait_seconds, spec
         for file in spec.files:
             code.approve(file)
         self._waits = ("", 0.0)  # for what, and since when
@@ -141,27 +127,22 @@ class Coordinator:
         project = surveys.FederatedProject(self) if self.asked_spec.privacy.project_epsilon else None
         if project is not None and not self._begun:
             self.asked_spec, self._evaluation = project.prepare()
-        self.agreement = self._agree()
-        self._least = least_clients(self.agreement.spec)
-        self.experiment = self.agreement.experiment(self._evaluation.x[:0], self._evaluation.y[:0])
+        self.agreement = agreement = self._agree()
+        self.experiment = agreement.experiment()
         self._session = self._enrol()
         if not self._begun:
-            self._create()
-        self.engine = engines.ServerEngine(
-            engines.RunSettings.of(self.experiment),
-            self._evaluation.x,
-            self._evaluation.y,
-            sizes=np.array(self.agreement.sizes, np.int32),
-        )
-        done, leaves = self.journal.resume(self.agreement)
+            self._create(agreement)
+        test, sizes = (self._evaluation.x_test, self._evaluation.y_test), np.array(agreement.sizes, np.int32)
+        self.engine = engines.ServerEngine(engines.RunSettings.of(self.experiment), *test, sizes=sizes)
+        done, leaves = self.journal.resume(agreement)
         if leaves is not None:
-            self.engine.restore(leaves)
+            self.engine.state = train.restore(self.engine.state, leaves)
         self._last_counted = {n: line["round"] for line in self.journal.rounds() for n in line["counted"]}
         rows = self.journal.folder.metrics()
         began -= float(rows[-1]["seconds"]) if rows else 0.0
         total = len(self.experiment.cohorts)
         # An upload at most: words of 8 bytes, a seal's shares for each party, and what goes around them.
-        largest = 8 * self.engine.dimension + 256 * len(self.agreement.names) + (1 << 16)
+        largest = 8 * self.engine.dimension + 256 * len(agreement.names) + (1 << 16)
         facts = {"rounds": total, "done": done, "folder": str(self.journal.path), "upload_bytes": largest}
         self._event("start", facts)
         for index in range(done, total):
@@ -169,18 +150,18 @@ class Coordinator:
             line = self._round(index)
             line["seconds"] = round(time.monotonic() - started, 3)
             scores: dict[str, float] = {}
-            if index + 1 == total or (index + 1) % self.agreement.spec.eval_every == 0:
+            if index + 1 == total or (index + 1) % agreement.spec.eval_every == 0:
                 scores = self.engine.evaluate()
-                name = "test_accuracy" if self.agreement.classes else "test_r2"
+                name = "test_accuracy" if agreement.classes else "test_r2"
                 measured = {name: scores.get(name), "loss": scores.get("loss")}
                 seconds = round(time.monotonic() - began, 3)
                 self.journal.folder.append_metrics({"round": index + 1, **measured, "seconds": seconds})
-            self.journal.complete(line, self.engine.save(), self.agreement)
+            self.journal.complete(line, self.engine.save(), agreement)
             self._last_counted |= dict.fromkeys(line["counted"], index)
             self._event("round", {**line, **scores, "of": total})
         if project is not None:
-            project.evaluate()
-        return self._finish()
+            project.evaluate(agreement)
+        return self._finish(agreement)
 
     # Before the rounds
 
@@ -193,17 +174,17 @@ class Coordinator:
         """The agreement, accepted by every party: the one in the journal, or a new one from what parties hold."""
         agreement = self.journal.agreement()
         if agreement is not None and self._begun:
+            self.agreement = agreement
             self._out |= {name: each["why"] for name, each in self.journal.excluded().items()}
-            self._check_left(agreement)
-            self.gather(self._left(agreement), least_clients(agreement.spec))
+            self._check_left()
+            self.gather(self._left(), agreement.least)
             return agreement
         if agreement is not None and set(agreement.names) != set(self.parties):
             self.journal.forget_agreement()
             agreement = None
-        names = self.parties
-        self.gather(names, len(names))
+        self.gather(self.parties, len(self.parties))
         if agreement is None:
-            agreement = self._new_agreement(names)
+            agreement = self._new_agreement(self.parties)
             self.journal.save_agreement(agreement)
         safe, warning = collusion_notes(agreement.spec)
         self._have_accepted("terms", agreement, lambda name, answer: None, collusion=safe, warning=warning)
@@ -222,9 +203,8 @@ class Coordinator:
             take(name, answer)
             self._event("accepted", {"party": name})
 
-        self._event(
-            "terms", {"digest": digest, "parties": list(terms.names), "collusion": "", "warning": "", **facts}
-        )
+        told = {"digest": digest, "parties": list(terms.names), "collusion": "", "warning": "", **facts}
+        self._event("terms", told)
         self._everybody(kind, terms.names, ({"terms": terms.to_dict()}, {}), accepted, "approve")
 
     def _new_agreement(self, names: tuple[str, ...]) -> Agreement:
@@ -236,21 +216,19 @@ class Coordinator:
             spec=self._with_targets(federated_spec(self.asked_spec, len(names), evaluation.name), names),
             schema=None if evaluation.schema is None else evaluation.schema.to_dict(),
             classes=evaluation.classes,
-            num_features=evaluation.x.shape[1],
+            num_features=evaluation.x_test.shape[1],
             image_shape=evaluation.image_shape,
             names=names,
             sizes=tuple(len(held_out_rows(self.asked_spec, count)[0]) for count in self.records_of(names)),
         ).check()
-        agreement.experiment(evaluation.x[:0], evaluation.y[:0])  # a spec that cannot run is refused before asking
+        agreement.experiment()  # a spec that cannot run is refused before anybody is asked
         return agreement
 
     def _with_targets(self, spec: Spec, names: Sequence[str]) -> Spec:
         """The spec with the targets that parties have set for themselves. Each of them checks its own anyway."""
         privacy, greeted = spec.privacy, self.mailbox.greeted
-        asked = privacy.epsilons or (privacy.epsilon,) * len(names)
-        targets = [
-            min(target, greeted[name].get("epsilon", math.inf)) for name, target in zip(names, asked, strict=True)
-        ]
+        asked = zip(names, privacy.epsilons or (privacy.epsilon,) * len(names), strict=True)
+        targets = [min(target, greeted[name].get("epsilon", math.inf)) for name, target in asked]
         if privacy.noise != "proven" or (not privacy.epsilons and min(targets) >= privacy.epsilon):
             return spec
         return spec.with_values({"privacy.epsilons": targets})
@@ -264,17 +242,16 @@ class Coordinator:
         versions_seen = {name: each["versions"]["dither"] for name, each in self.mailbox.greeted.items()}
         return {name: each for name, each in versions_seen.items() if each != __version__}
 
-    def _left(self, agreement: Agreement) -> tuple[str, ...]:
+    def _left(self) -> tuple[str, ...]:
         """Parties that may be asked: all but those who are out, and those with another version of Dither."""
-        return tuple(n for n in agreement.names if n not in self._out and n not in self._other_versions())
+        return tuple(n for n in self.agreement.names if n not in self._out and n not in self._other_versions())
 
-    def _check_left(self, agreement: Agreement) -> None:
-        least = least_clients(agreement.spec)
-        if len(set(agreement.names) - set(self._out)) < least:
+    def _check_left(self) -> None:
+        names, least = self.agreement.names, self.agreement.least
+        if len(set(names) - set(self._out)) < least:
             why = "; ".join(f"{name} is out: {why}" for name, why in self._out.items())
             raise FederationError(
-                f"the agreement asks for {least} of {len(agreement.names)} parties, and {why}; start a new run "
-                "without them"
+                f"the agreement asks for {least} of {len(names)} parties, and {why}; start a new run without them"
             )
 
     def gather(self, names: tuple[str, ...], least: int) -> None:
@@ -295,34 +272,25 @@ class Coordinator:
                 break
             if time.monotonic() > until:
                 away = sorted(set(names) - heard)
-                raise FederationError(
-                    f"{', '.join(away)} did not connect within {self._wait:.0f} s; start again later, or leave "
-                    f"them out: {' '.join(f'--without {name}' for name in away)}"
-                )
+                said = f"{', '.join(away)} did not connect within {self._wait:.0f} s"
+                raise FederationError(f"{said}; {_leave_out(away)}")
             self._waiting("join", set(names) - heard)
             self.mailbox.transport.pause()
 
     def _everybody(self, kind: str, names: tuple[str, ...], question: Question, take: Take, purpose: str) -> None:
         """Ask before the rounds, when nobody can be done without."""
-        missing = set(names)
-
-        def taking(name: str, answer: SignedMessage) -> None:
-            take(name, answer)
-            missing.discard(name)
-
-        failures = self.mailbox.ask(
+        replies = self.mailbox.ask(
             kind,
             dict.fromkeys(names, question),
             seconds=self._wait,
-            take=taking,
+            take=take,
             on_wait=lambda who: self._waiting(purpose, who),
         )
+        missing = [name for name in names if name not in replies.counted]
         if missing:
-            why = {name: failures.reasons.get(name, f"no answer to {kind!r}") for name in names if name in missing}
-            raise FederationError(
-                f"{'; '.join(f'{name} does not take part: {said}' for name, said in why.items())}; start again "
-                f"later, or leave them out: {' '.join(f'--without {name}' for name in why)}"
-            )
+            why = {name: replies.reasons.get(name, f"no answer to {kind!r}") for name in missing}
+            said = "; ".join(f"{name} does not take part: {each}" for name, each in why.items())
+            raise FederationError(f"{said}; {_leave_out(missing)}")
 
     def _waiting(self, what: str, missing: set[str], patience: float = 2.0) -> None:
         """Say whom we wait for: not at once, then when it changes, and every half minute."""
@@ -335,24 +303,22 @@ class Coordinator:
             self._told = (text, now)
             self._event("waiting", {"to": what, "parties": sorted(missing)})
 
-    def _create(self) -> None:
+    def _create(self, agreement: Agreement) -> None:
         """Make of the journal's folder a run folder (spec.toml last: a folder that has it can be resumed)."""
-        versions_seen = {name: self.mailbox.greeted[name] for name in self.agreement.names}
+        versions_seen = {name: self.mailbox.greeted[name] for name in agreement.names}
         provenance = {**train.provenance(self.experiment), "versions": versions_seen}
         schema = {} if self._evaluation.schema is None else {"schema.toml": self._evaluation.schema.to_toml()}
-        spec = self.agreement.spec  # with the files of method and model as this machine knows them
-        options = {f"method_options.{key}": value for key, value in spec.method_options.items()}
-        spec = spec.with_values({"method": self.asked_spec.method, **options})
-        spec = replace(spec, model=self.asked_spec.model)
-        files = {**schema, **train.model_source(self.agreement.spec)}
-        self.journal.folder.begin_files({"run": self.agreement.run, **provenance}, spec, files)
+        # With the files of method and model as this machine knows them.
+        spec = replace(agreement.spec, method=self.asked_spec.method, model=self.asked_spec.model)
+        files = {**schema, **train.model_source(agreement.spec)}
+        self.journal.folder.begin_files({"run": agreement.run, **provenance}, spec, files)
 
     def _rules(self) -> Rules | None:
         return secagg_rules(self.experiment)
 
     def _enrol(self) -> ServerSession | None:
         """Secure aggregation: everybody signs the same roster, once for a run."""
-        rules = self._rules()
+        rules, names = self._rules(), self.agreement.names
         if rules is None:
             return None
         saved = self.journal.secagg()
@@ -362,11 +328,11 @@ class Coordinator:
             session = ServerSession(
                 federation=session_id(self.agreement),
                 rules=rules,
-                pins={n: self.keyring.party(name).identity for n, name in enumerate(self.agreement.names)},
+                pins=dict(enumerate(self.keyring.party(name).identity for name in names)),
                 signing=self._identity.private,
             )
         if session.roster is None:
-            for name in self.agreement.names:
+            for name in names:
                 session.hello(self._hellos[name])
         roster = session.make_roster()
         self.journal.save_secagg(session.save())
@@ -374,41 +340,44 @@ class Coordinator:
             return session
 
         def ask(kind: str, body: bytes, take: Take) -> None:
-            question = ({"run": self.agreement.run}, {"secagg": body})
-            self._everybody(kind, self.agreement.names, question, take, "enrol")
+            self._everybody(kind, names, ({"run": self.agreement.run}, {"secagg": body}), take, "enrol")
 
         ask("roster", roster, lambda name, answer: session.confirm(answer.bytes("secagg")))
         self.journal.save_secagg(session.save())
         ask("confirmed", session.confirmed(), lambda name, answer: None)
-        self._event("enrolled", {"parties": list(self.agreement.names)})
+        self._event("enrolled", {"parties": list(names)})
         return session
 
     # Rounds
 
     def _round(self, index: int) -> dict[str, Any]:
-        cohort = [int(client) for client in self.experiment.cohorts[index]]
-        names = self.agreement.names
-        self._check_left(self.agreement)
-        before, left = set(self.journal.excluded()), self._left(self.agreement)
-        asked = [client for client in cohort if names[client] in left]
-        result = RoundResult(np.zeros(self.engine.dimension, np.float32))
-        if len(asked) >= self._least:  # else without effect: nobody is asked, so nobody is charged
-            result = (
-                self._collect_open(index, asked) if self._session is None else self._collect_masked(index, asked)
-            )
-        counted = np.array([client in result.counted for client in cohort])
-        refusing = np.array([client in result.refused for client in cohort])
+        names = [self.agreement.names[client] for client in self.experiment.cohorts[index]]
+        self._check_left()
+        before, left = set(self.journal.excluded()), self._left()
+        asked = [name for name in names if name in left]
+        result = self._nothing()
+        if len(asked) >= self.agreement.least:  # else without effect: nobody is asked, so nobody is charged
+            result = self._collect(index, asked)
+        counted = np.array([name in result.counted for name in names])
+        refusing = np.array([name in result.refused for name in names])
         self.engine.close(index, result.total, counted, counted | refusing)
         return {
             "round": index,
-            "cohort": [names[client] for client in cohort],
-            "counted": [names[client] for client in cohort if client in result.counted],
-            "missing": [names[c] for c in cohort if c not in result.counted and c not in result.refused],
-            "refused": {names[client]: why for client, why in result.refused.items()},
+            "cohort": names,
+            "counted": [name for name in names if name in result.counted],
+            "missing": [name for name in names if name not in result.counted and name not in result.refused],
+            "refused": dict(result.refused),
             "attempts": result.attempts,
             "excluded": {n: each["why"] for n, each in self.journal.excluded().items() if n not in before},
             **{name: value for name in ("disputed", "silent") if (value := getattr(result, name))},
         }
+
+    def _nothing(self) -> RoundResult:
+        return RoundResult(np.zeros(self.engine.dimension, np.float32))
+
+    def _collect(self, index: int, names: Sequence[str]) -> RoundResult:
+        """The sum of these parties' uploads, of as many as answer and at least of those that are needed."""
+        return self._collect_open(index, names) if self._session is None else self._collect_masked(index, names)
 
     def _exclude(self, index: int, name: str, why: str) -> None:
         """From now on that party is asked nothing: it sent what no honest party sends."""
@@ -418,9 +387,9 @@ class Coordinator:
 
     def _ask(
         self, index: int, kind: str, questions: Mapping[str, Question], take: Take, **limits: Any
-    ) -> dict[int, str]:
-        """Ask within a round: whose answers do not count, by client, and why. Liars are excluded."""
-        failures = self.mailbox.ask(
+    ) -> messages.Replies:
+        """Ask within a round. Liars are excluded."""
+        replies = self.mailbox.ask(
             kind,
             questions,
             seconds=self.agreement.spec.federation.round_timeout,
@@ -428,51 +397,45 @@ class Coordinator:
             on_wait=lambda who: self._waiting(f"answer in round {index + 1}", who, patience=10.0),
             **limits,
         )
-        for name, why in failures.invalid.items():
+        for name, why in replies.invalid.items():
             self._exclude(index, name, why)
-        return {self.agreement.number(name): why for name, why in failures.reasons.items()}
+        return replies
 
     def _ask_for_uploads(
-        self, index: int, clients: Iterable[int], take: Take, *, least: int, announcement: bytes | None = None
-    ) -> dict[int, str]:
-        """Broadcast the model to these clients."""
+        self, index: int, names: Iterable[str], take: Take, *, least: int, announcement: bytes | None = None
+    ) -> dict[str, str]:
+        """Broadcast the model to these parties: whose answers do not count, and why."""
         arrays: dict[str, np.ndarray | bytes] = {f"m{n}": leaf for n, leaf in enumerate(self.engine.message())}
         if announcement is not None:
             arrays["announce"] = announcement
-        questions: dict[str, Question] = {}
-        for name in (self.agreement.names[client] for client in clients):
-            questions[name] = {"run": self.agreement.run, "round": index, **self._round_fields(name)}, arrays
-        return self._ask(index, self._round_kind, questions, take, least=least)
+        place = {"run": self.agreement.run, "round": index}
+        questions: dict[str, Question] = {name: (place | self._round_fields(name), arrays) for name in names}
+        return self._ask(index, self._round_kind, questions, take, least=least).reasons
 
     def _round_fields(self, name: str) -> dict[str, Any]:
         return {"last_counted": self._last_counted.get(name, -1)}
 
-    def _collect_open(self, index: int, cohort: list[int]) -> RoundResult:
+    def _collect_open(self, index: int, names: Sequence[str]) -> RoundResult:
         """Uploads as they are; the server checks each."""
-        rows: dict[int, np.ndarray] = {}
-        refused: dict[int, str] = {}
+        rows: dict[str, np.ndarray] = {}
+        refused: dict[str, str] = {}
 
         def take(name: str, answer: SignedMessage) -> None:
-            rows[self.agreement.number(name)] = self._checked(answer, index)
+            rows[name] = self._checked(answer, index)
 
-        attempts = 0
-        while len(rows) < self._least:
+        attempts, least = 0, self.agreement.least
+        while len(rows) < least:
             if attempts:
-                self._too_few(index, len(rows), [c for c in cohort if c not in rows], attempts, refused)
+                self._too_few(index, len(rows), [name for name in names if name not in rows], attempts, refused)
             attempts += 1
-            left = [client for client in cohort if client not in rows and client not in refused]
-            refused |= self._ask_for_uploads(index, left, take, least=self._least - len(rows))
-        total = self.engine.sum([rows[client] for client in cohort if client in rows])
+            left = [name for name in names if name not in rows and name not in refused]
+            refused |= self._ask_for_uploads(index, left, take, least=least - len(rows))
+        total = self.engine.sum([rows[name] for name in names if name in rows])
         return RoundResult(total, set(rows), refused, attempts)
 
     def _checked(self, answer: SignedMessage, index: int) -> np.ndarray:
-        if answer.kind != "upload" or answer.fields.get("round") != index:
-            raise FederationError(
-                f"it answered round {index} with {answer.kind!r} of {answer.fields.get('round')}"
-            )
-        row = answer.array("upload", "<f4")
-        if row.shape != (self.engine.dimension,):
-            raise FederationError(f"its upload has shape {row.shape}, expected ({self.engine.dimension},)")
+        """An upload in the open, if an honest party could have sent it."""
+        row = self._row(answer, index, "<f4")
         if not np.isfinite(row).all():
             raise FederationError("its upload is not finite")
         largest = largest_norm(self.agreement.spec, self.engine.dimension)
@@ -481,60 +444,70 @@ class Coordinator:
             raise FederationError(f"its upload has norm {norm:.4g}, federation.max_norm is {largest:g}")
         return row
 
-    def _collect_masked(self, index: int, cohort: list[int]) -> RoundResult:
+    def _row(self, answer: SignedMessage, index: int, kind: str) -> np.ndarray:
+        if answer.kind != "upload" or answer.fields.get("round") != index:
+            raise FederationError(
+                f"it answered round {index} with {answer.kind!r} of {answer.fields.get('round')}"
+            )
+        row = answer.array("upload", kind)
+        if row.shape != (self.engine.dimension,):
+            raise FederationError(f"its upload has shape {row.shape}, expected ({self.engine.dimension},)")
+        return row
+
+    def _collect_masked(self, index: int, cohort: Sequence[str]) -> RoundResult:
         """Sums by secure aggregation: the server sees masked words, and opens the sum of those who stayed."""
-        session, names = self._secagg, self.agreement.names
+        session, names, least = self._secagg, self.agreement.names, self.agreement.least
         standing = session.standing(index)
         if standing == "over":  # killed while it was being opened: this round stays without effect
-            return RoundResult(np.zeros(self.engine.dimension, np.float32))
+            return self._nothing()
         if standing == "new":
-            session.announce(index, cohort, self.engine.dimension)
-        refused: dict[int, str] = {}
+            session.announce(index, map(self.agreement.number, cohort), self.engine.dimension)
+        refused: dict[str, str] = {}
         tries = 0
         while True:
             announcement = session.announcement()
             self.journal.save_secagg(session.save())
-            left = self._left(self.agreement)
+            left = set(self._left())
             refused |= self._ask_for_uploads(
                 index,
-                [client for client in session.missing if names[client] in left],
+                [names[client] for client in session.missing if names[client] in left],
                 lambda name, answer: session.upload(answer.bytes("upload")),
-                least=self._least,
+                least=least,
                 announcement=announcement,
             )
             if not session.missing:
                 return self._open_sum(index, refused)
             came = len(session.cohort) - len(session.missing)
-            if came >= self._least:
+            if came >= least:
                 session.reannounce()
                 continue
             tries += 1
-            self._too_few(index, came, session.missing, tries, refused)
+            self._too_few(index, came, [names[client] for client in session.missing], tries, refused)
 
-    def _open_sum(self, index: int, refused: dict[int, str]) -> RoundResult:
+    def _open_sum(self, index: int, refused: dict[str, str]) -> RoundResult:
         """Have the seals taken off; who made one that cannot be is excluded, and the round is without effect."""
         session, names = self._secagg, self.agreement.names
         requests = session.unseal()
         self.journal.save_secagg(session.save())
         silent, _ = self._ask_for_shares(index, "unseal", requests, session.shares)
         disputed = [f"{names[maker]}'s share for {names[who]}" for maker, who in session.disputed]
-        liars: dict[int, str] = {}
+        liars: dict[str, str] = {}
         if not session.ready:
             more, refusing = self._ask_for_shares(index, "release", session.disputes(), session.released)
             silent |= more
-            liars = {client: f"it does not release useless shares: {why}" for client, why in refusing.items()}
-        liars |= session.liars()
-        for client in sorted(liars):
-            if names[client] not in self._out:
-                self._exclude(index, names[client], liars[client])
-        nothing = np.zeros(self.engine.dimension, np.float32)
-        result = RoundResult(nothing, set(), refused, session.attempt + 1, disputed)
+            liars = {name: f"it does not release useless shares: {why}" for name, why in refusing.items()}
+        liars |= {names[client]: why for client, why in session.liars().items()}
+        for name in sorted(liars, key=names.index):
+            if name not in self._out:
+                self._exclude(index, name, liars[name])
+        result = self._nothing()._replace(refused=refused, attempts=session.attempt + 1, disputed=disputed)
         if not session.ready:
             self._rest(index, silent)
             return result._replace(silent=sorted(silent))
         if liars:
             return result
-        return result._replace(total=self._decoded(session), counted=set(session.cohort))
+        counted = {names[client] for client in session.cohort}
+        return result._replace(total=self._decoded(session), counted=counted)
 
     def _decoded(self, session: ServerSession) -> np.ndarray:
         """The numbers behind the words of an opened sum."""
@@ -550,27 +523,27 @@ class Coordinator:
 
     def _ask_for_shares(
         self, index: int, kind: str, requests: Mapping[int, bytes], take: Callable[[bytes], None]
-    ) -> tuple[set[str], dict[int, str]]:
+    ) -> tuple[set[str], dict[str, str]]:
         """Who gave no answer that counts, and why if they said so."""
-        fields = {"run": self.agreement.run}
+        place = {"run": self.agreement.run}
         questions: dict[str, Question] = {
-            self.agreement.names[client]: (fields, {"secagg": body}) for client, body in requests.items()
+            self.agreement.names[client]: (place, {"secagg": body}) for client, body in requests.items()
         }
-        silent = set(questions)
-
-        def taking(name: str, answer: SignedMessage) -> None:
-            take(answer.bytes("secagg"))
-            silent.discard(name)
-
-        reasons = self._ask(index, kind, questions, taking, enough=lambda: self._secagg.ready)
-        return silent, reasons
+        replies = self._ask(
+            index,
+            kind,
+            questions,
+            lambda name, answer: take(answer.bytes("secagg")),
+            enough=lambda: self._secagg.ready,
+        )
+        return set(questions) - replies.counted, replies.reasons
 
     def _rest(self, index: int, silent: set[str]) -> None:
         """Continue without those whose silence cost a round, if enough others remain: whether they are lost or
         lie, they could cost the next round, too. A restarted server asks them again. If too few remain, the
         second such round of one of them ends the run, because parties are charged for rounds without effect."""
         new = silent - set(self._out)
-        if len(set(self._left(self.agreement)) - new) < self._least:
+        if len(set(self._left()) - new) < self.agreement.least:
             if again := silent & self._silent:
                 raise FederationError(
                     f"round {index + 1} could not be opened: no help from {', '.join(sorted(again))}, for the "
@@ -589,17 +562,17 @@ class Coordinator:
         return self._session
 
     def _too_few(
-        self, index: int, came: int, missing: Iterable[int], tries: int, refused: Mapping[int, str]
+        self, index: int, came: int, missing: Iterable[str], tries: int, refused: Mapping[str, str]
     ) -> None:
         """Wait for parties to come back, or give up when they do not or will not."""
-        names, away = self.agreement.names, sorted(self.agreement.names[client] for client in missing)
-        if tries >= _MOST_TRIES or len(names) - len(refused) < self._least:
-            said = f"; { ({names[client]: why for client, why in refused.items()}) }" if refused else ""
+        away, least = sorted(missing), self.agreement.least
+        if tries >= _MOST_TRIES or len(self.agreement.names) - len(refused) < least:
+            said = f"; {dict(refused)}" if refused else ""
             raise FederationError(
-                f"round {index + 1} has {came} of at least {self._least} answers, missing: {', '.join(away)}"
-                f"{said}; the run is kept: start the server again when they are back"
+                f"{self._round_kind} {index + 1} has {came} of at least {least} answers, missing: "
+                f"{', '.join(away)}{said}; the run is kept: start the server again when they are back"
             )
-        self._waiting(f"come back for round {index + 1}", set(away), patience=0.0)
+        self._waiting(f"come back for {self._round_kind} {index + 1}", set(away), patience=0.0)
 
     # After the rounds
 
@@ -609,17 +582,15 @@ class Coordinator:
         question: Question = {"why": why[:_LONGEST_NOTICE]}, {}
         self.mailbox.ask("notice", dict.fromkeys(names, question), seconds=5.0, take=lambda name, answer: None)
 
-    def _finish(self) -> Report:
-        lines = self.journal.rounds()
-        folder = self.journal.folder
-        rows = folder.metrics()
-        state = self.engine.state
+    def _finish(self, agreement: Agreement) -> Report:
+        lines, folder = self.journal.rounds(), self.journal.folder
+        rows, state = folder.metrics(), self.engine.state
         completed = self.experiment.first_rounds(len(lines))
         # Of a round that was left while it was being opened nobody knows who was in the sum that the server saw.
         void = [str(line["round"] + 1) for line in lines if not line["counted"]]
-        most_missing = self.agreement.may_lack if void else int(np.asarray(state.missing)[0])
+        most_missing = agreement.may_lack if void else int(np.asarray(state.missing)[0])
         report = train.report_of(completed, folder, rows, np.asarray(state.participation)[0], most_missing)
-        report = replace(report, federation=self._totals(lines, most_missing))
+        report = replace(report, federation=self._totals(agreement, lines, most_missing))
         notes = []
         if most_missing:
             noise = "the proven ε of sums does not count on their noise"
@@ -635,7 +606,7 @@ class Coordinator:
         params = self.engine.params()
         folder.save_model({**self.experiment.model.frozen, **train.named_leaves(params)})
         if self.engine.scored:
-            x, y = self._evaluation.x, self._evaluation.y
+            x, y = self._evaluation.x_test, self._evaluation.y_test
             records = Labelled(x, y, np.arange(len(y)), "the server's test records")
             judgement = judge(completed, params, [(row["round"], row["loss"]) for row in rows], records)
             report = replace(report, scores=judgement.scores, advice=judgement.advice)
@@ -646,7 +617,7 @@ class Coordinator:
         self._event("done", {"folder": str(folder.path)})
         return report
 
-    def _totals(self, lines: list[dict[str, Any]], most_missing: int) -> FederationTotals:
+    def _totals(self, agreement: Agreement, lines: list[dict[str, Any]], most_missing: int) -> FederationTotals:
         """What the report says of the parties."""
 
         def party(name: str, size: int) -> PartyTotals:
@@ -654,12 +625,10 @@ class Coordinator:
             up, down = (each.get(name, 0) for each in (self.mailbox.bytes_up, self.mailbox.bytes_down))
             return PartyTotals(records=size, **counts, bytes_up=up, bytes_down=down)
 
-        agreement = self.agreement
-        sizes = zip(agreement.names, agreement.sizes, strict=True)
         return FederationTotals(
             id=self.keyring.id[:16],
             terms=agreement.digest,
-            parties={name: party(name, size) for name, size in sizes},
+            parties={n: party(n, size) for n, size in zip(agreement.names, agreement.sizes, strict=True)},
             excluded={name: Exclusion(**entry) for name, entry in self.journal.excluded().items()},
             aggregation=agreement.spec.aggregation,
             colluders=agreement.spec.colluders,
@@ -686,12 +655,16 @@ _LONGEST_NOTICE = 400
 _ROUNDING = 1e-5  # of a norm that a party computed in float32
 
 
+def _leave_out(names: Iterable[str]) -> str:
+    return f"start again later, or leave them out: {' '.join(f'--without {name}' for name in names)}"
+
+
 class RoundResult(NamedTuple):
     """A round's sum, and who is in it."""
 
     total: np.ndarray
-    counted: Collection[int] = ()
-    refused: Mapping[int, str] = MappingProxyType({})
+    counted: Collection[str] = ()
+    refused: Mapping[str, str] = MappingProxyType({})
     attempts: int = 0
     disputed: Sequence[str] = ()  # whose share was no use to whom
     silent: Sequence[str] = ()  # who did not help to open the sum, where that made it fail

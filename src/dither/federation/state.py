@@ -3,7 +3,6 @@
 At a party (`PartyStore`):
 
     terms.json       the agreement its owner approved
-    data.json        the ledger's name of the records it began with
     secret.key       opens its streams of batches; never leaves (mode 0600)
     state.npz        the client's state after the last round that counted, and that round
     pending.npz      the newest upload, before masking, and the state that goes with it: what is sent again
@@ -42,7 +41,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO, TypeVar
 
 import numpy as np
 
@@ -50,6 +49,7 @@ from dither.errors import DamagedFile, FederationError, RunExists
 from dither.experiment.folder import Checkpoint, RunFolder, lock, read_checked, to_json, write_bytes, write_checked
 from dither.federation.agreement import Agreement
 from dither.federation.keys import Identity, Keyring, is_signed
+from dither.federation.messages import digest
 
 # Never from a copy: see above.
 PARTY_ADVICE = "this party cannot continue the run: the others can continue without it, or start a new run"
@@ -60,15 +60,8 @@ _RECORD_ADVICE = "the record of this party's releases in this run is not complet
 _STATED = ("party", "terms", "releases", "head")
 _SIGNED = (
     *("spec.toml", "schema.toml", "terms.json", "provenance.json", "rounds.jsonl", "metrics.jsonl"),
-    *(
-        "excluded.json",
-        "summary.json",
-        "model.safetensors",
-        "plot.png",
-        "plot.svg",
-        "statistics.json",
-        "scores.json",
-    ),
+    *("excluded.json", "summary.json", "model.safetensors", "plot.png", "plot.svg"),
+    *("statistics.json", "scores.json"),
 )
 
 
@@ -92,28 +85,42 @@ class _RunFiles:
         write_bytes(self.path / "secagg.json", state, private=True)
 
 
-class PendingUpload(NamedTuple):
-    """The newest upload of a party."""
+class ChargedRound(NamedTuple):
+    """The newest round that is charged, or about to be."""
 
     round: int
-    broadcast: str  # digest of the broadcast it answers
-    row: np.ndarray
-    state: list[np.ndarray]  # the client's state if the round counts
-    clamped: int
+    outcome: str  # empty until it is computed; then COMPUTED, or why its update must not leave
 
 
 class ClientState(NamedTuple):
     """The client's state after a round."""
 
     round: int
-    state: list[np.ndarray]
+    leaves: list[np.ndarray]
 
 
-class ChargedRound(NamedTuple):
-    """The newest round that is charged, or about to be."""
+class PendingUpload(NamedTuple):
+    """The newest upload of a party, and the client's state if its round counts."""
 
     round: int
-    outcome: str  # empty until it is computed; then COMPUTED, or why its update must not leave
+    broadcast: str  # digest of the broadcast it answers
+    leaves: list[np.ndarray]
+
+    @property
+    def row(self) -> np.ndarray:
+        return self.leaves[0]
+
+    @property
+    def state(self) -> list[np.ndarray]:
+        return self.leaves[1:]
+
+
+_Memory = TypeVar("_Memory", ChargedRound, ClientState, PendingUpload)
+_FILES: dict[type, str] = {
+    ChargedRound: "intent.json",
+    ClientState: "state.npz",
+    PendingUpload: "pending.npz",
+}
 
 
 class PartyStore(_RunFiles):
@@ -124,13 +131,33 @@ class PartyStore(_RunFiles):
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(0o700)
 
-    def dataset(self) -> str | None:
-        saved = self._json("data.json", "id")
-        return None if saved is None else str(saved["id"])
+    def load(self, kind: type[_Memory]) -> _Memory | None:
+        """What was saved last of this kind; None if nothing was."""
+        path = self.path / _FILES[kind]
+        if not path.is_file():
+            return None
+        if path.suffix == ".json":
+            saved = read_checked(path, PARTY_ADVICE, old=kind._fields)
+        else:
+            try:
+                with np.load(path, allow_pickle=False) as archive:
+                    saved = json.loads(str(archive["meta"]))
+                    saved["leaves"] = [archive[f"leaf{index}"] for index in range(saved["leaves"])]
+            except Exception:  # whatever comes of damaged bytes
+                raise DamagedFile(f"{str(path)!r} is damaged; {PARTY_ADVICE}") from None
+        if not set(kind._fields) <= set(saved):
+            raise DamagedFile(f"{str(path)!r} does not hold {', '.join(kind._fields)}; {PARTY_ADVICE}")
+        return kind(**{name: saved[name] for name in kind._fields})
 
-    def save_dataset(self, dataset: str) -> None:
-        if self.dataset() is None:
-            write_checked(self.path / "data.json", {"id": dataset})
+    def save(self, memory: ChargedRound | ClientState | PendingUpload) -> None:
+        path, content = self.path / _FILES[type(memory)], memory._asdict()
+        if path.suffix == ".json":
+            return write_checked(path, content)
+        leaves = content.pop("leaves")
+        arrays: dict[str, Any] = {f"leaf{index}": leaf for index, leaf in enumerate(leaves)}
+        buffer = io.BytesIO()
+        np.savez(buffer, meta=np.array(json.dumps({**content, "leaves": len(leaves)})), **arrays)
+        write_bytes(path, buffer.getvalue())
 
     def secret(self) -> bytes:
         """16 bytes of its own for this run, made at the first call; in the file its digest follows."""
@@ -146,31 +173,6 @@ class PartyStore(_RunFiles):
     def has_secret(self) -> bool:
         return (self.path / "secret.key").is_file()
 
-    def state(self) -> ClientState | None:
-        saved = self._arrays("state.npz")
-        return None if saved is None else ClientState(saved[0]["round"], saved[1])
-
-    def save_state(self, round: int, leaves: list[np.ndarray]) -> None:
-        self._save_arrays("state.npz", {"round": round}, leaves)
-
-    def pending(self) -> PendingUpload | None:
-        saved = self._arrays("pending.npz")
-        if saved is None:
-            return None
-        meta, (row, *state) = saved
-        return PendingUpload(meta["round"], meta["broadcast"], row, state, meta["clamped"])
-
-    def save_pending(self, pending: PendingUpload) -> None:
-        meta = {"round": pending.round, "broadcast": pending.broadcast, "clamped": pending.clamped}
-        self._save_arrays("pending.npz", meta, [pending.row, *pending.state])
-
-    def charged(self) -> ChargedRound | None:
-        saved = self._json("intent.json", *ChargedRound._fields)
-        return None if saved is None else ChargedRound(int(saved["round"]), str(saved["outcome"]))
-
-    def save_charged(self, charged: ChargedRound) -> None:
-        write_checked(self.path / "intent.json", charged._asdict())
-
     def log(self, entry: Mapping[str, Any]) -> None:
         _append(self.path / "log.jsonl", entry)
 
@@ -183,32 +185,6 @@ class PartyStore(_RunFiles):
                 entry = json.loads(line)
                 rounds |= set() if "refused" in entry else {entry["round"]}
         return len(rounds)
-
-    def _json(self, name: str, *keys: str) -> dict[str, Any] | None:
-        path = self.path / name
-        if not path.is_file():
-            return None
-        saved = read_checked(path, PARTY_ADVICE, old=keys)
-        if set(saved) != set(keys):
-            raise DamagedFile(f"{str(path)!r} does not hold {', '.join(keys)}; {PARTY_ADVICE}")
-        return saved
-
-    def _arrays(self, name: str) -> tuple[dict[str, Any], list[np.ndarray]] | None:
-        path = self.path / name
-        if not path.is_file():
-            return None
-        try:
-            with np.load(path, allow_pickle=False) as archive:
-                meta = json.loads(str(archive["meta"]))
-                return meta, [archive[f"leaf{index}"] for index in range(meta["leaves"])]
-        except Exception:  # whatever comes of damaged bytes
-            raise DamagedFile(f"{str(path)!r} is damaged; {PARTY_ADVICE}") from None
-
-    def _save_arrays(self, name: str, meta: dict[str, Any], leaves: list[np.ndarray]) -> None:
-        arrays: dict[str, Any] = {f"leaf{index}": leaf for index, leaf in enumerate(leaves)}
-        buffer = io.BytesIO()
-        np.savez(buffer, meta=np.array(json.dumps({**meta, "leaves": len(leaves)})), **arrays)
-        write_bytes(self.path / name, buffer.getvalue())
 
 
 class Journal(_RunFiles):
@@ -232,13 +208,7 @@ class Journal(_RunFiles):
 
     def rounds(self) -> list[dict[str, Any]]:
         """Completed rounds, in order."""
-        lines = []
-        for line in (self.folder.read("rounds.jsonl") or b"").splitlines():
-            try:
-                lines.append(json.loads(line))
-            except ValueError:
-                break  # cut off by a kill
-        return lines
+        return self.folder.rows("rounds.jsonl")
 
     def complete(self, line: Mapping[str, Any], leaves: list[np.ndarray], agreement: Agreement) -> None:
         """Write down a round and the state after it."""
@@ -260,11 +230,7 @@ class Journal(_RunFiles):
 
     def excluded(self) -> dict[str, dict[str, Any]]:
         """Party -> round and reason."""
-        try:
-            saved: dict[str, dict[str, Any]] = json.loads(self.folder.read("excluded.json") or b"{}")
-            return {name: {"round": int(each["round"]), "why": str(each["why"])} for name, each in saved.items()}
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise RunExists(f"{str(self.path / 'excluded.json')!r} is damaged: {_SERVER_ADVICE}") from None
+        return self.folder.read_json("excluded.json") or {}
 
     def exclude(self, name: str, round: int, why: str) -> None:
         """Write it down at once: a server that is killed now must not be lied to again."""
@@ -279,7 +245,7 @@ class Journal(_RunFiles):
     def sign(self, identity: Identity, federation: str) -> None:
         """The server's signature of the finished run, beside it: signature.json."""
         present = [name for name in _SIGNED if (self.path / name).is_file()]
-        files = {name: _digest((self.path / name).read_bytes()) for name in present}
+        files = {name: digest((self.path / name).read_bytes()) for name in present}
         write_checked(self.path / _SIGNATURE, identity.signed({"federation": federation, "files": files}))
 
     def verify(self, keyring: Keyring) -> dict[str, Any]:
@@ -292,9 +258,9 @@ class Journal(_RunFiles):
         saved = read_checked(path, _SERVER_ADVICE)
         if saved.get("federation") != keyring.id or not is_signed(saved, keyring.server):
             raise DamagedFile(f"{str(path)!r} is not signed by the server of this federation")
-        for name, digest in saved["files"].items():
+        for name, signed in saved["files"].items():
             file = self.path / name
-            if not file.is_file() or _digest(file.read_bytes()) != digest:
+            if not file.is_file() or digest(file.read_bytes()) != signed:
                 raise DamagedFile(f"{str(file)!r} is not the file that the server signed")
         return {name: saved[name] for name in ("federation", "files")}
 
@@ -316,17 +282,17 @@ class ReleaseRecord:
             os.truncate(self._path, len(whole))
         lines = whole.splitlines()
         self._count, self._newest = len(lines), _read_line(lines[-1], self._path) if lines else {}
-        self._head = _digest(lines[-1]) if lines else ""
+        self._head = digest(lines[-1]) if lines else ""
 
     def append(self, round_index: int, content: bytes) -> None:
         """Record an upload that is about to leave."""
-        sent = {"round": round_index, "bytes": len(content), "sha256": _digest(content)}
+        sent = {"round": round_index, "bytes": len(content), "sha256": digest(content)}
         if sent == {name: self._newest.get(name) for name in sent}:
             return
         now = datetime.now(UTC).isoformat(timespec="seconds")
         line = {"party": self._party, "terms": self._terms, "time": now, **sent, "previous": self._head}
         text = _append(self._path, self._identity.signed(line))
-        self._count, self._newest, self._head = self._count + 1, line, _digest(text.encode())
+        self._count, self._newest, self._head = self._count + 1, line, digest(text.encode())
 
     def statement(self) -> dict[str, Any]:
         """How many lines the record has and the digest of the last, signed."""
@@ -347,7 +313,7 @@ def check_record(folder: Path, keyring: Keyring) -> dict[str, Any]:
             raise DamagedFile(f"{str(path)!r}: line {number} does not follow the line before; {_RECORD_ADVICE}")
         if not is_signed(line, keyring.party(party).identity):
             raise DamagedFile(f"{str(path)!r}: line {number} is not signed by {party!r}; {_RECORD_ADVICE}")
-        head = _digest(text)
+        head = digest(text)
     return dict(zip(_STATED, (party, terms, len(lines), head), strict=True))
 
 
@@ -384,10 +350,6 @@ def _read_line(text: bytes, path: Path) -> dict[str, Any]:
     if not isinstance(line, dict):
         raise DamagedFile(f"{str(path)!r} has a line that cannot be read; {_RECORD_ADVICE}")
     return line
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def _append(path: Path, entry: Mapping[str, Any]) -> str:

@@ -25,12 +25,11 @@ from dither.experiment.folder import read_checked, write_checked, write_text
 from dither.experiment.private_schema import Wanted, check_classes, estimate_schema
 from dither.experiment.start import Budgets, calibrated
 from dither.experiment.statistics import Statistics, describe
-from dither.federation.agreement import Agreement, federated_spec, held_out_rows
+from dither.federation.agreement import Agreement, StatisticsTerms, federated_spec, held_out_rows
 from dither.federation.messages import SignedMessage
-from dither.federation.server import Coordinator, EvaluationData, RoundResult
+from dither.federation.server import Coordinator, without_records
 from dither.federation.state import Journal
-from dither.federation.statistics import StatisticsTerms
-from dither.secagg.roster import Rules
+from dither.secagg.graph import Rules
 from dither.secagg.server import ServerSession
 from dither.spec import Spec
 
@@ -46,13 +45,16 @@ class _Asked(NamedTuple):
     def message(self) -> list[np.ndarray]:
         return self.leaves
 
+    def sum(self, rows: list[np.ndarray]) -> np.ndarray:
+        return np.asarray(np.sum(rows, axis=0))
+
 
 class StatisticsCoordinator(Coordinator):
     """Asks all parties of a coordinator for one purpose, within (ε, δ): a `counting.Counter`. Every party must
     answer every question. Answers are on the disk: a server that is started again asks none of them twice."""
 
     _round_kind = "question"
-    agreement: StatisticsTerms  # type: ignore[assignment]  # of the rounds' methods it needs names, spec, digest
+    agreement: StatisticsTerms
     engine: _Asked  # type: ignore[assignment]
 
     def __init__(
@@ -69,7 +71,7 @@ class StatisticsCoordinator(Coordinator):
         self._leaves = trained[1] if trained else []
         self._headers: dict[str, list[str]] = {}
         self.agreement = self._agree_to_count(purpose, budget)
-        self._least, self.records = len(self.agreement.names), sum(self.agreement.sizes)
+        self.records = sum(self.agreement.sizes)
         self._session = self._enrol()
         if not self._begun:
             self._save({"headers": self._headers, "answers": []})
@@ -132,17 +134,13 @@ class StatisticsCoordinator(Coordinator):
 
         def ask(index: int) -> list[int]:
             self._question, self.engine = question, _Asked(dimension, self._leaves)
-            everyone = list(range(len(self.agreement.names)))
-            collect = self._collect_open if self._session is None else self._collect_masked
-            result = collect(index, everyone)
-            if set(result.counted) != set(everyone):
-                said = "; ".join(
-                    f"{self.agreement.names[client]}: {why}" for client, why in result.refused.items()
-                )
-                raise FederationError(
-                    f"question {index + 1} of {self.agreement.purpose} was not answered by all parties"
-                    + (f": {said}" if said else "; start the server again when they are back")
-                )
+            unanswered = f"question {index + 1} of {self.agreement.purpose} was not answered by all parties"
+            try:
+                result = self._collect(index, self.agreement.names)
+            except FederationError as error:
+                raise FederationError(f"{unanswered}: {error}") from None
+            if set(result.counted) != set(self.agreement.names):
+                raise FederationError(f"{unanswered}; start the server again when they are back")
             cells: list[int] = result.total.tolist()
             return cells
 
@@ -196,18 +194,8 @@ class StatisticsCoordinator(Coordinator):
     def _decoded(self, session: ServerSession) -> np.ndarray:
         return np.asarray(session.open(), np.uint64).view(np.int64)
 
-    def _collect_open(self, index: int, cohort: list[int]) -> RoundResult:
-        rows: dict[int, np.ndarray] = {}
-
-        def take(name: str, answer: SignedMessage) -> None:
-            row = answer.array("upload", "<u8")
-            if row.shape != (self.engine.dimension,):
-                raise FederationError(f"its answer has shape {row.shape}, expected ({self.engine.dimension},)")
-            rows[self.agreement.number(name)] = row.view(np.int64)
-
-        refused = self._ask_for_uploads(index, cohort, take, least=self._least)
-        total = np.sum(list(rows.values()), axis=0) if rows else np.zeros(self.engine.dimension, np.int64)
-        return RoundResult(total, set(rows), refused, 1)
+    def _checked(self, answer: SignedMessage, index: int) -> np.ndarray:
+        return self._row(answer, index, "<u8").view(np.int64)
 
 
 def write_statistics(coordinator: Coordinator) -> Statistics:
@@ -232,7 +220,7 @@ class FederatedProject:
     def _budgets(self, names: tuple[str, ...]) -> Budgets:
         return Budgets.split(self._spec.privacy.project_epsilon, sum(self._coordinator.records_of(names)))
 
-    def prepare(self) -> tuple[Spec, EvaluationData]:
+    def prepare(self) -> tuple[Spec, data.Dataset]:
         """The spec of the training, and what the server knows of the data: the schema that parties made."""
         coordinator = self._coordinator
         names = coordinator.parties
@@ -247,7 +235,7 @@ class FederatedProject:
             drafted = estimate_schema(asking, asking.header, wanted, privacy, "parties")
             drafted.schema.save(path)
         schema = Schema.load(path)
-        return self._training_spec(schema, names, budgets), EvaluationData.without_records(schema)
+        return self._training_spec(schema, names, budgets), without_records(schema)
 
     def _training_spec(self, schema: Schema, names: tuple[str, ...], budgets: Budgets) -> Spec:
         """What Dither chooses for these parties, with as much ε as schema and evaluation leave."""
@@ -262,18 +250,15 @@ class FederatedProject:
         spec = asked.with_values(values).with_values(options)
 
         def build(spec: Spec) -> Any:
-            nobody = EvaluationData.without_records(schema)
             spec = federated_spec(spec, len(names), "own data")
-            classes, width = schema.label.classes, nobody.x.shape[1]
-            agreement = Agreement("", "plan", spec, names, sizes, schema.to_dict(), classes, width, ())
-            return agreement.experiment(nobody.x, nobody.y)
+            classes, width = schema.label.classes, len(schema.feature_names("all"))
+            return Agreement("", "plan", spec, names, sizes, schema.to_dict(), classes, width, ()).experiment()
 
         return calibrated(spec, build, budgets)
 
-    def evaluate(self) -> PrivateScores:
+    def evaluate(self, agreement: Agreement) -> PrivateScores:
         """Scores of the trained model on the records that parties held out, in scores.json of the run folder."""
         coordinator = self._coordinator
-        agreement = coordinator.agreement
         budgets = self._budgets(agreement.names)
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(coordinator.engine.params())]
         budget = (budgets.evaluation, budgets.delta)

@@ -197,12 +197,13 @@ def on_lattice(
 
 def _mean_gradient(model: Model, params: Params, x: Array, y: Array, weights: Array) -> PyTree:
     """The gradient of the weighted sum of the losses."""
-    if not model.layers or jax.default_backend() == "cpu":
+    if not model.layers:
         return jax.grad(lambda p: jnp.sum(weights * losses(model, p, x, y)))(params)
-    # The same in the order of the parameters: of `jax.grad`'s a GPU turns every weight matrix, at every step.
+    # The same in the order of the parameters: of `jax.grad`'s every weight matrix is turned, at every step.
     inputs, derivatives = _backward(model, params, x, y, weights)
+    on_cpu = jax.default_backend() == "cpu"
     return {
-        layer.name: {"w": a.T @ d, "b": jnp.sum(d, 0)}
+        layer.name: {"w": product(a, d) if on_cpu else a.T @ d, "b": jnp.sum(d, 0)}
         for layer, a, d in zip(model.layers, inputs, derivatives, strict=True)
     }
 

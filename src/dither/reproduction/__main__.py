@@ -67,7 +67,7 @@ class _Printed:
         now = time.perf_counter()
         if now - self._last > 5:
             self._last, spent = now, now - self._began
-            left = f", about {spent * (total / done - 1):.0f} s left" if done else ""
+            left = f", about {spent * (total / done - 1):.0f} s left" if done > total / 100 else ""
             print(f"{100 * done / total:3.0f}%  {figure}  {spent:.0f} s{left}", flush=True)
 
 

@@ -248,7 +248,7 @@ class FinishedRun(NamedTuple):
     versions: Mapping[str, str]
 
 
-@dataclass
+@dataclass(eq=False)
 class View:
     """A figure at one scale: as printed, as deployed, or at equal proven ε."""
 

@@ -1,7 +1,7 @@
 """Secure aggregation: two state machines that open the sum of the clients' vectors and nothing else.
 
 `ClientSession` (client.py) and `ServerSession` (server.py) turn messages (messages.py) into messages, without any
-input or output. roster.py says who belongs to a federation, under which rules, and what follows from one
+input or output. graph.py has the rules of a federation, roster.py its members and what follows from one
 announcement; it also has what both sessions share. encoding.py turns floats into integers, and session.py runs a
 whole federation in one process. docs/secagg.md has the threat model and the reasons.
 

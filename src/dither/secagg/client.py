@@ -29,9 +29,10 @@ import numpy as np
 
 from dither.errors import ProtocolAbort
 from dither.secagg import primitives, shamir
+from dither.secagg.graph import Rules
 from dither.secagg.messages import SERVER, Kind, Message, Reader, by_client, parse
 from dither.secagg.primitives import AgreementKey
-from dither.secagg.roster import AnnouncedCohort, Roster, Rules, Session
+from dither.secagg.roster import AnnouncedCohort, Roster, Session, read_roster
 
 CIPHERTEXT_BYTES = shamir.SHARE_BYTES + primitives.SEAL_OVERHEAD
 SEAL_ENTRY = 32 + CIPHERTEXT_BYTES  # of a seal, for each client: commitment and encrypted share
@@ -91,7 +92,7 @@ class ClientSession(Session):
 
     def confirm(self, message: bytes) -> bytes:
         """Check the roster, and sign its digest."""
-        roster = Roster.read(self._from_server(message, Kind.ROSTER))
+        roster = read_roster(self.federation, bytes(self._from_server(message, Kind.ROSTER).payload))
         if roster.rules != self.rules:
             raise ProtocolAbort(f"the roster's rules {roster.rules} are not those agreed on, {self.rules}")
         shown = roster.member(self.who)
@@ -113,8 +114,7 @@ class ClientSession(Session):
         """Check that every member signed the digest of the roster that this client was shown."""
         if self.roster is None:
             raise ProtocolAbort("confirmations arrived before a roster")
-        reader = Reader(self._from_server(message, Kind.CONFIRMED))
-        reader.expect_digest(self.roster.digest, "roster")
+        reader = Reader(self._from_server(message, Kind.CONFIRMED), self.roster.digest)
         signatures = {who: reader.take(primitives.SIGNATURE_BYTES, "a signature") for who in self.roster.members}
         reader.done()
         for who, signature in signatures.items():
@@ -139,7 +139,7 @@ class ClientSession(Session):
         masked = np.array(vector, words)  # a copy
         plaintext = primitives.digest(masked.data.cast("B"))
         if answered is not None and not primitives.same(answered.plaintext, plaintext):
-            raise ProtocolAbort(f"{_place(cohort)} was answered with another vector")
+            raise ProtocolAbort(f"{cohort} was answered with another vector")
         streams = [
             (cohort.mask_key(self._pair_seed(other)), 1 if self.who < other else -1)
             for other in cohort.neighbours(self.who)
@@ -180,7 +180,7 @@ class ClientSession(Session):
             quoted = reader.take(reader.number(4, "an answer's length", most=2**32 - 1), "an answer")
             shares = parse(quoted, federation=self.federation, expect=Kind.SHARES)
             if shares.sender not in cohort.ids or not primitives.same(bytes(shares.payload[:32]), cohort.digest):
-                raise ProtocolAbort(f"{received.name}: {shares.name} is not about {_place(cohort)}")
+                raise ProtocolAbort(f"{received.name}: {shares.name} is not about {cohort}")
             shares.verify(self._enrolled_roster().member(shares.sender).signing)
             at = 32 + SEAL_ENTRY * cohort.number(shares.sender)
             ciphertext = newest.seal[at - CIPHERTEXT_BYTES : at]
@@ -200,57 +200,27 @@ class ClientSession(Session):
         if self.who not in cohort.ids:
             raise ProtocolAbort(f"client {self.who} is not in the announced cohort")
         newest = self._attempt
-        if newest is None or cohort.round_index > newest.cohort.round_index:
-            if cohort.attempt:
-                raise ProtocolAbort(f"wrong attempt: {_place(cohort)}, a round begins with attempt 0")
+        if newest is None or cohort.round_index != newest.cohort.round_index:
+            cohort.check_after(None if newest is None else newest.cohort)
             return cohort, None
-        if cohort.round_index < newest.cohort.round_index:
-            raise ProtocolAbort(
-                f"wrong round: {cohort.round_index} is over, this client is at {_place(newest.cohort)}"
-            )
         if newest.unsealed:
             raise ProtocolAbort(
                 f"round {cohort.round_index} is over: this client unsealed its attempt {newest.cohort.attempt}"
             )
-        if cohort.attempt < newest.cohort.attempt:
-            raise ProtocolAbort(
-                f"wrong attempt: {cohort.attempt} is over, this client is at {_place(newest.cohort)}"
-            )
         if cohort.attempt == newest.cohort.attempt:
             if cohort.digest != newest.cohort.digest:
-                raise ProtocolAbort(f"{_place(cohort)} was announced before with another cohort")
+                raise ProtocolAbort(f"{cohort} was announced before with another cohort")
             return cohort, newest
-        if cohort.attempt > newest.cohort.attempt + 1:  # who chose the number would choose committee and ring
-            raise ProtocolAbort(f"wrong attempt: {_place(cohort)} comes after attempt {newest.cohort.attempt}")
-        added = set(cohort.ids) - set(newest.cohort.ids)
-        if added:
-            raise ProtocolAbort(
-                f"client {min(added)} joins in {_place(cohort)}: a later attempt may only lose clients"
-            )
-        if len(cohort.ids) == len(newest.cohort.ids):
-            raise ProtocolAbort(f"{_place(cohort)} loses nobody: it would only change the committee")
-        if (cohort.threshold, cohort.dimension) != (newest.cohort.threshold, newest.cohort.dimension):
-            raise ProtocolAbort(f"{_place(cohort)} changes the round's threshold or length")
+        cohort.check_after(newest.cohort)
         return cohort, None
 
     def _about_newest(self, message: bytes, kind: Kind) -> tuple[_AnsweredAttempt, Message, Reader]:
         """A message about the newest attempt that this client uploaded for, read up to its digest."""
         received, newest = self._from_server(message, kind), self._attempt
-        what = kind.name.lower()
         if newest is None:
-            raise ProtocolAbort(f"{what} before any upload")
-        cohort = newest.cohort
-        if received.round_index != cohort.round_index:
-            raise ProtocolAbort(
-                f"wrong round: {what} of round {received.round_index}, this client is at {_place(cohort)}"
-            )
-        if received.attempt != cohort.attempt:
-            raise ProtocolAbort(
-                f"wrong attempt: {what} of {received.attempt}, this client uploaded for {_place(cohort)}"
-            )
-        reader = Reader(received)
-        reader.expect_digest(cohort.digest, "cohort")
-        return newest, received, reader
+            raise ProtocolAbort(f"{kind.name.lower()} before any upload")
+        self._check_place(received, newest.cohort)
+        return newest, received, Reader(received, newest.cohort.digest)
 
     def _decrypt(self, cohort: AnnouncedCohort, ciphertext: bytes, sender: int, receiver: int) -> bytes:
         """The share that one made for the other; this client is one of them."""
@@ -310,7 +280,3 @@ class ClientSession(Session):
     def _take_up(self, cohort: AnnouncedCohort, saved: Mapping[str, Any]) -> None:
         plaintext, seed, seal = (bytes.fromhex(saved[key]) for key in ("plaintext", "seed", "seal"))
         self._attempt = _AnsweredAttempt(cohort, plaintext, seed, seal, bool(saved["unsealed"]))
-
-
-def _place(cohort: AnnouncedCohort) -> str:
-    return f"round {cohort.round_index}, attempt {cohort.attempt}"

@@ -1,4 +1,5 @@
-"""How few neighbours are enough: the degree of the mask graph and the threshold, for given dropouts and colluders.
+"""The rules of a federation's sums; and how few neighbours are enough: the degree of the mask graph and the
+threshold, for given dropouts and colluders.
 
 With `neighbours = k`, the cohort is placed on a ring in an order chosen by a public hash, and each client shares
 masks with the k/2 on either side (the Harary graph of Bell, Bonawitz, Gascón, Lepoint, Raykova, "Secure
@@ -32,8 +33,68 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from dither.errors import SpecError
+from dither.secagg.encoding import check_modulus
 
 FAILURE = 2.0**-40  # what clients accept of one attempt
+MAX_CLIENTS = 1 << 16
+
+
+class Rules(NamedTuple):
+    """What everyone agrees on before enrolling; a roster with other rules is refused.
+
+    `colluders` is c, how many clients may work together with the server. `threshold` is how many answers open a
+    sum; 0 takes the smallest safe number for the cohort a round begins with. `neighbours` is how many other
+    clients each one shares masks with; 0 is all of them.
+    """
+
+    modulus_bits: int = 32
+    threshold: int = 0
+    colluders: int = 0
+    min_clients: int = 2
+    neighbours: int = 0
+
+    def check(self) -> Rules:
+        """Itself, or `SpecError` if the rules protect nobody."""
+        check_modulus(self.modulus_bits)
+        if not 0 <= self.colluders <= MAX_CLIENTS:
+            raise SpecError(f"colluders={self.colluders} must lie in 0 to {MAX_CLIENTS}")
+        if not self.colluders + 2 <= self.min_clients <= MAX_CLIENTS:
+            raise SpecError(
+                f"min_clients={self.min_clients} must be at least colluders + 2 = {self.colluders + 2}: "
+                "in a smaller sum the colluders would read the one client that is left"
+            )
+        if self.threshold and not self.colluders + 2 <= self.threshold <= MAX_CLIENTS:
+            raise SpecError(f"threshold={self.threshold} must be at least colluders + 2 = {self.colluders + 2}")
+        if self.neighbours < 0 or self.neighbours % 2 or self.neighbours > MAX_CLIENTS:
+            raise SpecError(f"neighbours={self.neighbours} must be 0 (all) or an even number")
+        return self
+
+    def check_sum(self, size: int, threshold: int) -> None:
+        """`SpecError` if a sum of so many clients that `threshold` answers open would protect too little."""
+        safe = (size + self.colluders) // 2 + 1
+        if threshold < safe:
+            raise SpecError(
+                f"threshold {threshold} is too low for a cohort of {size} with {self.colluders} colluders: "
+                f"two sums could be opened; at least {safe} is safe"
+            )
+        if self.neighbours and disconnected(size, self.colluders, self.neighbours) > FAILURE:
+            enough = degree(size, self.colluders) or "all (0)"
+            raise SpecError(
+                f"neighbours={self.neighbours} are too few for a cohort of {size} with {self.colluders} "
+                f"colluders: use {enough}"
+            )
+
+    def threshold_for(self, cohort_size: int) -> int:
+        """How many answers open a sum in a round that begins with that many clients (2·threshold > size + c)."""
+        return self.threshold or (cohort_size + self.colluders) // 2 + 1
+
+    def least(self, cohort_size: int) -> int:
+        """Clients without which no sum of such a round is opened."""
+        return max(self.min_clients, self.colluders + 2, self.threshold_for(cohort_size))
+
+    @property
+    def word_bytes(self) -> int:
+        return self.modulus_bits // 8
 
 
 @functools.lru_cache(256)

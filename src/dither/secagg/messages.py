@@ -26,11 +26,11 @@ from typing import NamedTuple
 
 from dither.errors import ProtocolAbort
 from dither.secagg import primitives, shamir
+from dither.secagg.graph import MAX_CLIENTS
 
 MAGIC = b"DSAG"
 VERSION = 1
 SERVER = 2**32 - 1  # the server's sender number; clients are below
-MAX_CLIENTS = 1 << 16
 MAX_DIMENSION = 1 << 30
 MAX_ROUND = 2**63 - 1
 MAX_ATTEMPT = 2**31 - 1
@@ -159,10 +159,14 @@ def parse(data: bytes, *, federation: bytes, expect: Kind) -> Message:
 
 
 class Reader:
-    """Reads a payload from front to back and insists that nothing is left."""
+    """Reads a payload from front to back and insists that nothing is left. It begins with the `digest` of the
+    roster or cohort that it is about, if one is expected."""
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, message: Message, digest: bytes = b"") -> None:
         self._name, self._rest = message.name, message.payload
+        what = "roster" if message.kind in (Kind.CONFIRMED, Kind.ANNOUNCE) else "cohort"
+        if digest and not primitives.same(self.view(32, f"the {what}'s digest"), digest):
+            raise ProtocolAbort(f"{self._name}: it is about another {what}")
 
     def take(self, count: int, what: str) -> bytes:
         return bytes(self.view(count, what))
@@ -178,11 +182,6 @@ class Reader:
         if value > most:
             raise ProtocolAbort(f"{self._name}: oversized, {what} is {value}, at most {most}")
         return value
-
-    def expect_digest(self, digest: bytes, what: str) -> None:
-        """Read the digest of what the message is about: it must be this one."""
-        if not primitives.same(self.view(32, f"the {what}'s digest"), digest):
-            raise ProtocolAbort(f"{self._name}: it is about another {what}")
 
     def by_client(self, size: int, what: str, *, most: int) -> list[tuple[int, bytes]]:
         """A list of at most so many entries: a client's id, and bytes."""

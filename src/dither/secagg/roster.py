@@ -1,4 +1,4 @@
-"""Who belongs to a federation, with which keys and under which rules, agreed once; who is in one sum; and what
+"""Who belongs to a federation, with which keys, agreed once; who is in one sum; and what
 both sides of the protocol have in common (`Session`).
 
 The roster quotes every member's hello, signature included, so that a server cannot put its own X25519 key beside
@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
 from dither.errors import ConfigError, ProtocolAbort, SpecError
-from dither.secagg import graph, primitives
-from dither.secagg.encoding import check_modulus
+from dither.secagg import primitives
+from dither.secagg.graph import MAX_CLIENTS, Rules
 from dither.secagg.messages import (
     MAX_ATTEMPT,
-    MAX_CLIENTS,
     MAX_DIMENSION,
     MAX_ROUND,
     SERVER,
@@ -34,48 +33,6 @@ from dither.secagg.messages import (
 _RULES = struct.Struct("<BIIII")
 _COHORT = struct.Struct("<32sIQI")
 _STATE_VERSION = 1
-
-
-class Rules(NamedTuple):
-    """What everyone agrees on before enrolling; a roster with other rules is refused.
-
-    `colluders` is c, how many clients may work together with the server. `threshold` is how many answers open a
-    sum; 0 takes the smallest safe number for the cohort a round begins with. `neighbours` is how many other
-    clients each one shares masks with; 0 is all of them.
-    """
-
-    modulus_bits: int = 32
-    threshold: int = 0
-    colluders: int = 0
-    min_clients: int = 2
-    neighbours: int = 0
-
-    def check(self) -> Rules:
-        """Itself, or `SpecError` if the rules protect nobody."""
-        check_modulus(self.modulus_bits)
-        if not 0 <= self.colluders <= MAX_CLIENTS:
-            raise SpecError(f"colluders={self.colluders} must lie in 0 to {MAX_CLIENTS}")
-        if not self.colluders + 2 <= self.min_clients <= MAX_CLIENTS:
-            raise SpecError(
-                f"min_clients={self.min_clients} must be at least colluders + 2 = {self.colluders + 2}: "
-                "in a smaller sum the colluders would read the one client that is left"
-            )
-        if self.threshold and not self.colluders + 2 <= self.threshold <= MAX_CLIENTS:
-            raise SpecError(f"threshold={self.threshold} must be at least colluders + 2 = {self.colluders + 2}")
-        if self.neighbours < 0 or self.neighbours % 2 or self.neighbours > MAX_CLIENTS:
-            raise SpecError(f"neighbours={self.neighbours} must be 0 (all) or an even number")
-        return self
-
-    def threshold_for(self, cohort_size: int) -> int:
-        """How many answers open a sum in a round that begins with that many clients (2·threshold > size + c)."""
-        return self.threshold or (cohort_size + self.colluders) // 2 + 1
-
-    @property
-    def word_bytes(self) -> int:
-        return self.modulus_bits // 8
-
-    def pack(self) -> bytes:
-        return _RULES.pack(*self)
 
 
 class Member(NamedTuple):
@@ -101,11 +58,10 @@ class Member(NamedTuple):
         """The member that a hello describes, with its signature verified under the key that it brings."""
         reader = Reader(message)
         signing, agreement = reader.take(32, "the signing key"), reader.take(32, "the agreement key")
-        nonce = reader.take(32, "the nonce")
+        member = cls(message.sender, signing, agreement, reader.take(32, "the nonce"), message.signature)
         reader.done()
-        primitives.check_agreement(agreement)
-        message.verify(signing)
-        return cls(message.sender, signing, agreement, nonce, message.signature)
+        member.check(message.federation)
+        return member
 
 
 @functools.lru_cache(1 << 15)  # a pure function; many clients in one process ask the same question
@@ -125,7 +81,7 @@ class Roster:
 
     def pack(self) -> bytes:
         listed = b"".join(struct.pack("<I", who) + m.keys + m.signature for who, m in self.members.items())
-        return self.rules.pack() + struct.pack("<I", len(self.members)) + listed
+        return _RULES.pack(*self.rules) + struct.pack("<I", len(self.members)) + listed
 
     @functools.cached_property
     def digest(self) -> bytes:
@@ -155,14 +111,10 @@ class Roster:
                 raise ProtocolAbort(f"two members of the roster have the same {what}")
         return cls(federation, rules, {m.id: m for m in listed})
 
-    @classmethod
-    def read(cls, message: Message) -> Roster:
-        """The roster in a server's message, every quoted hello verified."""
-        return _read(message.federation, bytes(message.payload))
-
 
 @functools.lru_cache(8)  # as above: what a thousand simulated clients are shown is read once
-def _read(federation: bytes, payload: bytes) -> Roster:
+def read_roster(federation: bytes, payload: bytes) -> Roster:
+    """The roster in a server's message, every quoted hello verified."""
     message = rebuild(Kind.ROSTER, federation, SERVER, payload, b"")
     reader = Reader(message)
     rules = Rules(*_RULES.unpack(reader.take(_RULES.size, "the rules")))
@@ -196,11 +148,14 @@ class AnnouncedCohort:
     dimension: int
     ids: tuple[int, ...]
 
+    def __str__(self) -> str:
+        return f"round {self.round_index}, attempt {self.attempt}"
+
     def check(self) -> AnnouncedCohort:
         """Itself, or `ProtocolAbort` where summing it would protect too little."""
         rules, size = self.roster.rules, len(self.ids)
         if not (0 <= self.round_index <= MAX_ROUND and 0 <= self.attempt <= MAX_ATTEMPT):
-            raise ProtocolAbort(f"round {self.round_index}, attempt {self.attempt} is out of range")
+            raise ProtocolAbort(f"{self} is out of range")
         if list(self.ids) != sorted(set(self.ids)):
             raise ProtocolAbort("the cohort's ids are not in strictly ascending order")
         for who in self.ids:
@@ -213,20 +168,36 @@ class AnnouncedCohort:
             raise ProtocolAbort(f"threshold {self.threshold}, the rules say {rules.threshold}")
         if self.threshold > size:
             raise ProtocolAbort(f"a cohort of {size} clients, threshold is {self.threshold}")
-        if 2 * self.threshold <= size + rules.colluders:
-            raise ProtocolAbort(
-                f"threshold {self.threshold} is too low for a cohort of {size} with {rules.colluders} colluders: "
-                f"two sums could be opened; at least {(size + rules.colluders) // 2 + 1} is safe"
-            )
-        if rules.neighbours and graph.disconnected(size, rules.colluders, rules.neighbours) > graph.FAILURE:
-            enough = graph.degree(size, rules.colluders) or "all (0)"
-            raise ProtocolAbort(
-                f"neighbours={rules.neighbours} are too few for a cohort of {size} with {rules.colluders} "
-                f"colluders: use {enough}"
-            )
+        try:
+            rules.check_sum(size, self.threshold)
+        except SpecError as error:
+            raise ProtocolAbort(str(error)) from None
         if not 1 <= self.dimension <= MAX_DIMENSION:
             raise ProtocolAbort(f"vectors of {self.dimension} words; 1 to {MAX_DIMENSION} are possible")
         return self
+
+    def check_after(self, before: AnnouncedCohort | None) -> None:
+        """`ProtocolAbort` unless it may follow the newest attempt so far: as the first one of a later round, or as
+        the next one of the same round, for fewer of its clients."""
+        if before is None or self.round_index > before.round_index:
+            if self.attempt:
+                raise ProtocolAbort(f"wrong attempt: {self}, a round begins with attempt 0")
+            return
+        if self.round_index < before.round_index:
+            raise ProtocolAbort(
+                f"wrong round: {self.round_index} is over after {before}: round numbers must increase"
+            )
+        if self.attempt <= before.attempt:
+            raise ProtocolAbort(f"wrong attempt: {self.attempt} is over, the newest is {before}")
+        if self.attempt > before.attempt + 1:  # who chose the number would choose committee and ring
+            raise ProtocolAbort(f"wrong attempt: {self} comes after attempt {before.attempt}")
+        added = set(self.ids) - set(before.ids)
+        if added:
+            raise ProtocolAbort(f"client {min(added)} joins in {self}: a later attempt may only lose clients")
+        if len(self.ids) == len(before.ids):
+            raise ProtocolAbort(f"{self} loses nobody: it would only change the committee")
+        if (self.threshold, self.dimension) != (before.threshold, before.dimension):
+            raise ProtocolAbort(f"{self} changes the round's threshold or length")
 
     def to_dict(self) -> dict[str, Any]:
         """All but the roster, as a session saves it."""
@@ -247,8 +218,7 @@ class AnnouncedCohort:
     @classmethod
     def read(cls, message: Message, roster: Roster) -> AnnouncedCohort:
         """The cohort in a server's announcement, checked."""
-        reader = Reader(message)
-        reader.expect_digest(roster.digest, "roster")
+        reader = Reader(message, roster.digest)
         threshold = reader.number(4, "the threshold", most=MAX_CLIENTS)
         dimension = reader.number(8, "the vector's length", most=MAX_DIMENSION)
         count = reader.number(4, "the number of clients", most=MAX_CLIENTS)
@@ -373,7 +343,7 @@ class Session:
                 signing=signing or bytes.fromhex(state["signing"]),
             )
             if (roster := state["roster"]) is not None:
-                session.roster = _read(session.federation, bytes.fromhex(roster))
+                session.roster = read_roster(session.federation, bytes.fromhex(roster))
             if (attempt := state["attempt"]) is not None and session.roster is not None:
                 session._take_up(AnnouncedCohort.from_dict(session.roster, attempt), attempt)
             return session
@@ -393,6 +363,14 @@ class Session:
     def _take_up(self, cohort: AnnouncedCohort, saved: Mapping[str, Any]) -> None:
         """Go on with the newest attempt."""
         raise NotImplementedError
+
+    @staticmethod
+    def _check_place(received: Message, cohort: AnnouncedCohort) -> None:
+        """`ProtocolAbort` unless the message is about this attempt."""
+        if received.round_index != cohort.round_index:
+            raise ProtocolAbort(f"wrong round: {received.name}, the newest is {cohort}")
+        if received.attempt != cohort.attempt:
+            raise ProtocolAbort(f"wrong attempt: {received.name}, the newest is {cohort}")
 
     def _pack(self, kind: Kind, payload: bytes, cohort: AnnouncedCohort | None = None) -> bytes:
         place = {} if cohort is None else {"round_index": cohort.round_index, "attempt": cohort.attempt}

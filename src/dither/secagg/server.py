@@ -19,8 +19,9 @@ import numpy as np
 from dither.errors import ProtocolAbort
 from dither.secagg import primitives, shamir
 from dither.secagg.client import CIPHERTEXT_BYTES, SEAL_ENTRY
+from dither.secagg.graph import Rules
 from dither.secagg.messages import SERVER, Kind, Message, Reader, by_client, parse
-from dither.secagg.roster import AnnouncedCohort, Member, Roster, Rules, Session
+from dither.secagg.roster import AnnouncedCohort, Member, Roster, Session
 
 
 @dataclass
@@ -122,20 +123,15 @@ class ServerSession(Session):
             raise ProtocolAbort("announcement before enrolment is complete")
         ids = tuple(sorted(int(who) for who in cohort))
         attempt, threshold = 0, self.rules.threshold_for(len(ids))
-        if before is not None:
-            if round_index < before.cohort.round_index:
+        if before is not None and round_index == before.cohort.round_index:
+            if before.over or before.unsealing:
                 raise ProtocolAbort(
-                    f"round {round_index} after round {before.cohort.round_index}: round numbers must increase"
+                    f"round {round_index} is over: its attempt {before.cohort.attempt} is being opened"
                 )
-            if round_index == before.cohort.round_index:
-                if before.over or before.unsealing:
-                    raise ProtocolAbort(
-                        f"round {round_index} is over: its attempt {before.cohort.attempt} is being opened"
-                    )
-                if not set(ids) < set(before.cohort.ids):
-                    raise ProtocolAbort("a later attempt may only lose clients, and must lose one")
-                attempt, threshold = before.cohort.attempt + 1, before.cohort.threshold
-        opened = AnnouncedCohort(roster, round_index, attempt, threshold, dimension, ids).check()
+            attempt, threshold = before.cohort.attempt + 1, before.cohort.threshold
+        opened = AnnouncedCohort(roster, round_index, attempt, threshold, dimension, ids)
+        opened.check_after(None if before is None else before.cohort)
+        opened.check()
         self._attempt = _OpenAttempt.empty(opened)
         return self.announcement()
 
@@ -180,8 +176,7 @@ class ServerSession(Session):
             raise ProtocolAbort(f"{received.name}: this attempt is over")
         if who in open_.uploaded:
             raise ProtocolAbort(f"replay: {received.name} was already received")
-        reader = Reader(received)
-        reader.expect_digest(cohort.digest, "cohort")
+        reader = Reader(received, cohort.digest)
         expected = 32 + SEAL_ENTRY * len(cohort.ids) if who in cohort.committee else 0
         length = reader.number(4, "the seal's length", most=2**32 - 1)
         if length != expected:
@@ -222,8 +217,7 @@ class ServerSession(Session):
             raise ProtocolAbort(f"{received.name}: nothing is being unsealed")
         if who in open_.answers:
             raise ProtocolAbort(f"replay: {received.name} was already received")
-        reader = Reader(received)
-        reader.expect_digest(cohort.digest, "cohort")
+        reader = Reader(received, cohort.digest)
         for member, share in reader.of_committee(cohort.committee, shamir.SHARE_BYTES, "share"):
             self._keep_share(open_, member, who, share)
         open_.answers[who] = message
@@ -257,8 +251,7 @@ class ServerSession(Session):
         maker = received.sender
         if maker not in open_.seals or not open_.unsealing:
             raise ProtocolAbort(f"{received.name}: nobody asked for it")
-        reader = Reader(received)
-        reader.expect_digest(open_.cohort.digest, "cohort")
+        reader = Reader(received, open_.cohort.digest)
         listed = reader.by_client(shamir.SHARE_BYTES, "share", most=len(open_.cohort.ids))
         reader.done()
         for who, share in listed:
@@ -329,13 +322,9 @@ class ServerSession(Session):
         """A message of this attempt by a client of its cohort."""
         open_, roster = self._open(), self._roster()
         received = parse(message, federation=self.federation, expect=kind)
-        cohort = open_.cohort
         member = roster.member(received.sender)
-        if received.round_index != cohort.round_index:
-            raise ProtocolAbort(f"wrong round: {received.name}, open is round {cohort.round_index}")
-        if received.attempt != cohort.attempt:
-            raise ProtocolAbort(f"wrong attempt: {received.name}, open is attempt {cohort.attempt}")
-        if received.sender not in cohort.ids:
+        self._check_place(received, open_.cohort)
+        if received.sender not in open_.cohort.ids:
             raise ProtocolAbort(f"{received.name}: not in this cohort")
         received.verify(member.signing)
         return received, open_

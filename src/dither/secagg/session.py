@@ -20,7 +20,7 @@ from dither.errors import ProtocolAbort, SpecError
 from dither.secagg import primitives
 from dither.secagg.client import ClientSession
 from dither.secagg.encoding import FixedPoint
-from dither.secagg.roster import Rules
+from dither.secagg.graph import Rules
 from dither.secagg.server import ServerSession
 
 LOST = ("before-upload", "after-upload")
@@ -47,26 +47,14 @@ class Summed(NamedTuple):
 class LocalFederation:
     """`num_clients` clients, numbered from 0, enrolled with one server.
 
-    `threshold` (None: the smallest safe one for each round's cohort), `colluders`, `min_clients` and `neighbours`
-    are those of `Rules`; `min_clients` is raised to colluders + 2 if it is lower. Keys are fresh from the
-    operating system; no sum depends on them.
+    `agreed` are fields of `Rules`, whose `min_clients` is raised to colluders + 2 if it is lower. Keys are fresh
+    from the operating system; no sum depends on them.
     """
 
-    def __init__(
-        self,
-        num_clients: int,
-        fixed_point: FixedPoint,
-        *,
-        threshold: int | None = None,
-        colluders: int = 0,
-        min_clients: int = 2,
-        neighbours: int = 0,
-    ) -> None:
-        fixed_point.check()
-        self.fixed_point = fixed_point
-        rules = Rules(
-            fixed_point.modulus_bits, threshold or 0, colluders, max(min_clients, colluders + 2), neighbours
-        ).check()
+    def __init__(self, num_clients: int, fixed_point: FixedPoint, **agreed: int) -> None:
+        self.fixed_point = fixed_point.check()
+        rules = Rules(**{**agreed, "modulus_bits": fixed_point.modulus_bits})
+        rules = rules._replace(min_clients=max(rules.min_clients, rules.colluders + 2)).check()
         if num_clients < rules.min_clients:
             raise SpecError(f"num_clients={num_clients} is below min_clients={rules.min_clients}")
         federation = primitives.fresh_key()

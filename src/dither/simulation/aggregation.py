@@ -16,8 +16,8 @@ import numpy as np
 
 from dither.errors import SpecError
 from dither.privacy import discrete
-from dither.secagg import graph
 from dither.secagg.encoding import FixedPoint
+from dither.secagg.graph import Rules
 
 MODES = ("ideal", "real")
 
@@ -27,10 +27,7 @@ class Aggregation(NamedTuple):
 
     mode: str
     how: FixedPoint
-    colluders: int = 0
-    min_clients: int = 2
-    threshold: int = 0  # 0: the smallest safe one
-    neighbours: int = 0  # 0: the whole cohort
+    rules: Rules = Rules()
     noise_std: Callable[[int, int, int], float] | None = None  # discrete noise: at round, client, cohort size
     integers: bool = False  # uploads are noisy integers already (`ClientResult.integers`)
 
@@ -41,39 +38,20 @@ class Aggregation(NamedTuple):
         self.how.check()
         return self
 
-    def least(self, cohort_size: int) -> int:
-        """Clients without which the protocol opens no sum (see `secagg.roster.Rules`)."""
-        majority = (cohort_size + self.colluders) // 2 + 1  # 2·threshold > size + c, or two sums could be opened
-        return max(self.min_clients, self.colluders + 2, self.threshold or majority)
-
     def check_cohort(self, size: int) -> None:
         """`SpecError` if the protocol would refuse a cohort of this size, or one that losses leave of it."""
-        if self.neighbours % 2:
-            raise SpecError(f"secagg.neighbours={self.neighbours} must be 0 (all) or an even number")
-        if 0 < self.threshold < self.colluders + 2:
-            raise SpecError(
-                f"secagg.threshold={self.threshold} must be at least colluders + 2 = {self.colluders + 2}"
-            )
-        least = self.least(size)
+        least, colluders = self.rules.check().least(size), self.rules.colluders
         if least > size:
             raise SpecError(
-                f"a cohort of {size} clients with privacy.colluders={self.colluders}: at least {least} must "
+                f"a cohort of {size} clients with privacy.colluders={colluders}: at least {least} must "
                 "answer for a sum to be opened safely; take more clients a round, fewer colluders, or "
                 "secagg.mode='off'"
             )
-        if 2 * least <= size + self.colluders:
-            raise SpecError(
-                f"secagg.threshold={self.threshold} is too low for a cohort of {size} with {self.colluders} "
-                f"colluders: two sums could be opened; at least {(size + self.colluders) // 2 + 1} is safe"
-            )
-        if self.neighbours:
-            for left in range(least, size + 1):
-                if graph.disconnected(left, self.colluders, self.neighbours) > graph.FAILURE:
-                    enough = graph.degree(left, self.colluders) or "all (0)"
-                    raise SpecError(
-                        f"secagg.neighbours={self.neighbours} are too few for a cohort of {left} with "
-                        f"{self.colluders} colluders; use {enough}"
-                    )
+        for left in (size, *range(least, size)):
+            try:
+                self.rules.check_sum(left, least)
+            except SpecError as error:
+                raise SpecError(f"secagg.{error}") from None
 
     @property
     def compiled(self) -> bool:
@@ -137,14 +115,7 @@ class Aggregator:
             from dither.secagg.session import LocalFederation
 
             began = time.perf_counter()
-            self._federation = LocalFederation(
-                num_clients,
-                aggregation.how,
-                threshold=aggregation.threshold or None,
-                colluders=aggregation.colluders,
-                min_clients=aggregation.min_clients,
-                neighbours=aggregation.neighbours,
-            )
+            self._federation = LocalFederation(num_clients, aggregation.how, **aggregation.rules._asdict())
             self.enrol_seconds = time.perf_counter() - began
 
     def sum(self, index: int, words: Mapping[int, np.ndarray], lost: Mapping[int, str]) -> np.ndarray:

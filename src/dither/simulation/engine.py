@@ -577,7 +577,7 @@ class Simulation:
 
     def _least(self, cohort_size: int) -> int:
         """The number of clients below which a round is void."""
-        needed = self.aggregation.least(cohort_size) if self.aggregation else 0
+        needed = self.aggregation.rules.least(cohort_size) if self.aggregation else 0
         return max(self.min_clients, needed)
 
     def _noise_root(self, run: RunInputs, words: Array | None = None) -> Any:

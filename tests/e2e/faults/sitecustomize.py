@@ -188,9 +188,9 @@ def _taps(folder):
         (_SESSION, "ServerSession.open", "result", lambda words: keep("sum", pickle.dumps(words))),
         (
             "dither.federation.state",
-            "PartyStore.save_pending",
+            "PartyStore.save",
             "before",
-            lambda arguments: keep("row", pickle.dumps(arguments[1].row)),
+            lambda arguments: hasattr(arguments[1], "row") and keep("row", pickle.dumps(arguments[1].row)),
         ),
     ]
 

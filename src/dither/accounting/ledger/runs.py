@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -192,6 +193,17 @@ class Spending:
         return self._answers[numbers]
 
 
+def charged_in_all(accountant: Accountant, stretches: Sequence[tuple[int, int]]) -> Charge:
+    """What a run on one table will be charged for every record, if it pays for these stretches one by one."""
+    no_ledger = cast(Ledger, None)  # none is asked
+    run = Spending(no_ledger, accountant, run="", dataset="", clients=None, replay=False)
+    counts: Counter[tuple[Release, ...]] = Counter()
+    for number, (start, stop) in enumerate(stretches):
+        (charge,) = run._charges(stretches[:number], start, stop)
+        counts.update(dict(charge.participations))
+    return Charge(EVERY_RECORD, list(counts.items()))
+
+
 def rounds_in(stretches: Sequence[tuple[int, int]]) -> int:
     """How many rounds there are in these stretches, repeated ones included."""
     return sum(stop - start for start, stop in stretches)
@@ -218,4 +230,13 @@ class JointSpending:
         return stop
 
 
-__all__ = ["EVERY_RECORD", "Budget", "JointSpending", "Ledger", "Spending", "data_id", "rounds_in"]
+__all__ = [
+    "EVERY_RECORD",
+    "Budget",
+    "JointSpending",
+    "Ledger",
+    "Spending",
+    "charged_in_all",
+    "data_id",
+    "rounds_in",
+]

@@ -350,7 +350,14 @@ class _Planner:
             moved = space.neighbours(self.base, point, self.smallest, self.fixed)
             return space.affordable(self.base, moved, self.counts)[0]
 
-        candidates = self.candidates(self.fixed, self.effort, self.spec_point())
+        base, own = self.base, []
+        if not self.fixed and base.batch_size <= self.smallest and base.num_rounds * base.local_steps <= 2000:
+            # The spec's own values are one more candidate.
+            clip = base.method_options["param_clip"] if base.method == "nbafl" else base.privacy.clip_norm
+            point = {key: getattr(base, key) for key in (*space.INTEGER_KEYS, "client_lr")}
+            point[space.clip_key(base.method)] = clip
+            own = [space.completed(base, point, math.nan, self.smallest)]
+        candidates = self.candidates(self.fixed, self.effort, own)
         result = space.search(self.trainer, candidates, near, metric=self.metric, seeds=self.seeds)
         best = result.best.candidate
         if self.extras:
@@ -379,17 +386,6 @@ class _Planner:
             same = space.affordable(base, [trial.candidate.point for trial in chosen], self.counts)[0]
             trials += [Trial(each) for each in same]
         return self.trainer.run(trials, range(min(2, self.seeds)))
-
-    def spec_point(self) -> list[Point]:
-        """The spec's own values as one more candidate, where nothing is fixed and they are feasible."""
-        base = self.base
-        if self.fixed or base.batch_size > self.smallest or base.num_rounds * base.local_steps > 2000:
-            return []
-        clip = base.method_options["param_clip"] if base.method == "nbafl" else base.privacy.clip_norm
-        point = {key: getattr(base, key) for key in (*space.INTEGER_KEYS, "client_lr")} | {
-            space.clip_key(base.method): clip
-        }
-        return [space.completed(base, point, math.nan, self.smallest)]
 
     def candidates(
         self, given: Mapping[str, tuple[Any, ...]], effort: str, more: Sequence[Point] = ()
