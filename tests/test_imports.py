@@ -1,8 +1,10 @@
 """What may be imported where: the layers by import-linter (pyproject.toml), the rest here."""
 
+import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 from importlinter.cli import lint_imports
@@ -57,3 +59,13 @@ def test_what_is_asked_for_by_name_is_installed_with_dither():
     names = {re.split(r"[<>=!~ \[]", each, maxsplit=1)[0] for each in project["dependencies"]} | {"jaxlib"}
     assert set(build.LIBRARIES) <= names
     assert set(look._NEEDED) <= names
+
+
+def test_no_class_name_is_used_twice():
+    names = Counter(
+        node.name
+        for file in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in names.items() if count > 1] == []

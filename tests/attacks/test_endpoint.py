@@ -58,4 +58,4 @@ def test_half_a_line_hides_nothing_that_comes_after_it(endpoint, tmp_path):
         file.write('{"event": "round", "rou')  # the disk was full
     journal.progress("up", process=2)
     journal.progress("failed", error="no space left")
-    assert health.RunProgress(tmp_path).facts()["state"] == "failed"
+    assert health.RunStatus(tmp_path).facts()["state"] == "failed"

@@ -139,8 +139,8 @@ class Bound(NamedTuple):
 _Groups = Sequence[tuple[tuple[Release, ...], int, float]]  # releases, how often, the probability of each
 
 
-class Question(NamedTuple):
-    """What a recipe is asked: the participations that are counted and how they happen; the conditions, the
+class Premises(NamedTuple):
+    """What a recipe rests on: the participations that are counted and how they happen; the conditions, the
     adjacency and δ of the answer; and on which grid losses are composed."""
 
     groups: _Groups
@@ -157,7 +157,7 @@ class Question(NamedTuple):
 
 VIEWS = ("upload", "sum", "broadcast", "final")
 NO_PROOF = "no proof"
-_Recipe = Callable[[Question], Bound]
+_Recipe = Callable[[Premises], Bound]
 _ROUNDING = "rounding and clamping before secure aggregation (G8)"
 FLOAT_NOISE = (
     "floating-point noise: the proof is for real numbers, and the low bits of an upload can reveal more (H3)"
@@ -206,7 +206,7 @@ def account(
     if unknown:
         raise ValueError(f"view={unknown[0]!r}; known: {VIEWS}")
     groups, how = _counted(participations, conditions)
-    question = Question(groups, how, conditions, adjacency, delta, resolution)
+    premises = Premises(groups, how, conditions, adjacency, delta, resolution)
 
     @functools.cache
     def bound(recipe: _Recipe) -> Bound:
@@ -217,13 +217,13 @@ def account(
                     "add/remove needs releases that do not depend on a record count: "
                     f"{conditions.counts_shown}; use zero-out"
                 )
-            return _with_sampler_error(recipe, question)
+            return _with_sampler_error(recipe, premises)
         except NoProof as refusal:
             return Bound(math.inf, NO_PROOF, str(refusal))
 
     table = []
     for view in views:
-        tried = [bound(recipe) for recipe in _recipes(view, question)]
+        tried = [bound(recipe) for recipe in _recipes(view, premises)]
         best = min(tried, key=lambda b: (b.value, b.assumed))
         if best.recipe == NO_PROOF:
             best = best._replace(detail="; ".join(b.detail for b in tried))
@@ -236,7 +236,7 @@ def account(
                     delta=delta,
                     unit=conditions.unit,
                     recipe=row.recipe,
-                    not_covered=conditions.not_covered + _gaps(row, question),
+                    not_covered=conditions.not_covered + _gaps(row, premises),
                     assumed=row.assumed,
                     detail=row.detail,
                     sampler_delta=row.sampler_delta,
@@ -245,12 +245,12 @@ def account(
     return table
 
 
-def _gaps(bound: Bound, question: Question) -> tuple[str, ...]:
+def _gaps(bound: Bound, premises: Premises) -> tuple[str, ...]:
     """What floating-point arithmetic leaves uncovered. Exact noise (R7) covers releases whose bound rests on their
     own noise alone."""
-    recipe, conditions = bound.recipe, question.conditions
+    recipe, conditions = bound.recipe, premises.conditions
     channel = "downlink" if recipe.endswith(" downlink") else "uplink"
-    releases = [r for group, _, _ in question.of(channel) for r in group if r.uses]
+    releases = [r for group, _, _ in premises.of(channel) for r in group if r.uses]
     exact = all(release.exact is not None for release in releases)
     by_use = recipe.startswith("E3")  # local steps round, whatever the noise is
     integers = all(release.exact is not None and release.exact.sums for release in releases)
@@ -265,7 +265,7 @@ def _gaps(bound: Bound, question: Question) -> tuple[str, ...]:
     gaps = {
         FLOAT_NOISE: not exact,
         _FLOAT_CREDIT: exact and not integers and (summed or recipe.endswith(" joint")),
-        _FLOAT_PLACES: exact and question.adjacency == ADD_REMOVE and recipe != NO_PROOF,
+        _FLOAT_PLACES: exact and premises.adjacency == ADD_REMOVE and recipe != NO_PROOF,
         FLOAT_SUMS: exact and by_use,
         SAMPLER_ERROR: ideal and recipe != NO_PROOF,
         _ROUNDING: rounded and not integers,
@@ -276,16 +276,16 @@ def _gaps(bound: Bound, question: Question) -> tuple[str, ...]:
 _SHARES = (1e-4, 1e-2, 0.1, 0.5)  # of δ that the sampler's error may take, tried in turn
 
 
-def _with_sampler_error(recipe: _Recipe, question: Question) -> Bound:
+def _with_sampler_error(recipe: _Recipe, premises: Premises) -> Bound:
     """The recipe's bound for noise as it is drawn (`ExactNoise.delta`). Where the sampler's error would take most
     of δ the bound is for ideal noise, and labelled so."""
-    error = sampler_error((group, count) for group, count, _ in question.groups)
+    error = sampler_error((group, count) for group, count, _ in premises.groups)
     for share in _SHARES if any(error) else ():
-        bound = recipe(question._replace(delta=question.delta * (1 - share)))
+        bound = recipe(premises._replace(delta=premises.delta * (1 - share)))
         added = error.delta(bound.value)
-        if added <= share * question.delta:
+        if added <= share * premises.delta:
             return bound._replace(sampler_delta=added)
-    return recipe(question)
+    return recipe(premises)
 
 
 def sampler_error(participations: Iterable[tuple[Sequence[Release], int]]) -> ExactNoise:
@@ -299,16 +299,16 @@ def sampler_error(participations: Iterable[tuple[Sequence[Release], int]]) -> Ex
     return ExactNoise(0.0, math.fsum(error[0] for error in errors), math.fsum(error[1] for error in errors))
 
 
-def _recipes(view: str, question: Question) -> tuple[_Recipe, ...]:
+def _recipes(view: str, premises: Premises) -> tuple[_Recipe, ...]:
     """All recipes that are valid for a view; the value is their minimum."""
     uploads, sums = [upload_bound], [sum_bound]
-    if _never_expands(question):
+    if _never_expands(premises):
         uploads, sums = [*uploads, convex_bound], [*sums, convex_sum_bound]
     if view == "upload":
         return tuple(uploads)
     if view == "sum":
         return (*uploads, *sums)
-    if view == "broadcast" and question.conditions.exposures:
+    if view == "broadcast" and premises.conditions.exposures:
         # the outsider sees some uploads too: sums alone no longer bound the view, all uploads still do
         return (*uploads, joint_bound)
     return (*uploads, *sums, downlink_bound)
@@ -403,51 +403,51 @@ def _shuffled(group: Sequence[Release]) -> bool:
 # --- recipes -------------------------------------------------------------------------------------------
 
 
-def upload_bound(question: Question) -> Bound:
+def upload_bound(premises: Premises) -> Bound:
     """(i) adaptive composition of all uplink releases: R1, R2, R3 or R5 by sampler, R4 by participation."""
-    lattice = question.conditions.lattice
+    lattice = premises.conditions.lattice
     if lattice is not None:
-        return _discrete(question, lattice, clients=1)
-    return _composed(question.of("uplink"), question)
+        return _discrete(premises, lattice, clients=1)
+    return _composed(premises.of("uplink"), premises)
 
 
-def _never_expands(question: Question) -> bool:
+def _never_expands(premises: Premises) -> bool:
     """Whether E3 applies: one release after local steps that do not move two models apart, known by use."""
-    conditions = question.conditions
+    conditions = premises.conditions
     return conditions.lattice is None and all(
         r.by_use is not None and not credit_refusal((r.by_use.rate,) * 2, conditions.smoothness, conditions.convex)
-        for group, _, _ in question.of("uplink")
+        for group, _, _ in premises.of("uplink")
         for r in group
     )
 
 
-def convex_bound(question: Question, *, gain: float = 1.0) -> Bound:
+def convex_bound(premises: Premises, *, gain: float = 1.0) -> Bound:
     """E3: one release after local steps that do not expand, by how many of them use the record."""
-    groups = question.of("uplink")
-    value, _ = _amplified(groups, question, lambda r: item_by_use(r, question.adjacency, gain=gain))
-    return Bound(value, "E3" + ("+R4" if any(p < 1 for _, _, p in groups) else ""), question.how)
+    groups = premises.of("uplink")
+    value, _ = _amplified(groups, premises, lambda r: item_by_use(r, premises.adjacency, gain=gain))
+    return Bound(value, "E3" + ("+R4" if any(p < 1 for _, _, p in groups) else ""), premises.how)
 
 
-def convex_sum_bound(question: Question) -> Bound:
+def convex_sum_bound(premises: Premises) -> Bound:
     """E3 in a sum: the noise is added once, after the last look at the data, so that the credit is exact."""
-    gain = math.sqrt(1.0 + _others_noise(question.conditions))
-    bound = convex_bound(question, gain=gain)
+    gain = math.sqrt(1.0 + _others_noise(premises.conditions))
+    bound = convex_bound(premises, gain=gain)
     return bound._replace(
         recipe=f"{bound.recipe} sum", detail=f"{bound.detail}; noise of {gain**2:g} clients counts"
     )
 
 
-def downlink_bound(question: Question) -> Bound:
+def downlink_bound(premises: Premises) -> Bound:
     """(iii) the broadcasts' own noise."""
-    groups = question.of("downlink")
+    groups = premises.of("downlink")
     if not any(group for group, _, _ in groups):
         raise NoProof("no noise is added to the broadcast")
-    if question.conditions.lattice is not None:
+    if premises.conditions.lattice is not None:
         raise NoProof("the broadcast carries the uploads' noise, which is discrete here: the bound for sums holds")
-    hidden = [group for group, _, _ in question.groups if not _has_downlink(group)]
+    hidden = [group for group, _, _ in premises.groups if not _has_downlink(group)]
     if any(release.channel == "uplink" for group in hidden for release in group):
         raise NoProof("some rounds release an upload without a noisy broadcast")
-    bound = _composed(groups, question)
+    bound = _composed(groups, premises)
     return bound._replace(recipe=f"{bound.recipe} downlink")
 
 
@@ -455,28 +455,28 @@ def _has_downlink(group: Sequence[Release]) -> bool:
     return any(release.channel == "downlink" for release in group)
 
 
-def _amplified(groups: _Groups, question: Question, item: Callable[[Release], Item]) -> tuple[float, float]:
+def _amplified(groups: _Groups, premises: Premises, item: Callable[[Release], Item]) -> tuple[float, float]:
     """ε of all releases, each as `item` has it, and the probability of a truncated batch, which is charged."""
     events = [Group(tuple(item(r) for r in group), count, probability) for group, count, probability in groups]
     failure, others_failure = _failures(groups)
     value = groups_epsilon(
         events,
-        question.delta,
+        premises.delta,
         failure=failure,
         others_failure=others_failure,
-        resolution=question.resolution,
+        resolution=premises.resolution,
     )
     return value, failure
 
 
-def _composed(groups: _Groups, question: Question, *, gain: float = 1.0) -> Bound:
+def _composed(groups: _Groups, premises: Premises, *, gain: float = 1.0) -> Bound:
     """All releases of the groups with their sampling's amplification, noise multiplied by `gain`."""
     if any(_shuffled(group) for group, _, _ in groups):
-        return _shuffled_composition(groups, question, gain)
-    value, failure = _amplified(groups, question, lambda r: sampled_item(r, question.adjacency, gain=gain))
+        return _shuffled_composition(groups, premises, gain)
+    value, failure = _amplified(groups, premises, lambda r: sampled_item(r, premises.adjacency, gain=gain))
     charged = f"; {failure:.3g} of truncated batches charged to δ" if failure else ""
     noise = f"; noise of {gain**2:g} clients counts" if gain != 1.0 else ""
-    return Bound(value, _name(groups), f"{question.how}{noise}{charged}")
+    return Bound(value, _name(groups), f"{premises.how}{noise}{charged}")
 
 
 def _shuffled_uses(groups: _Groups, conditions: Conditions) -> tuple[int, int, int, list[tuple[Release, int]]]:
@@ -516,11 +516,11 @@ def _largest(
     return [(z, n) for z, n in chosen if n]
 
 
-def _shuffled_composition(groups: _Groups, question: Question, gain: float) -> Bound:
+def _shuffled_composition(groups: _Groups, premises: Premises, gain: float) -> Bound:
     """D2: parallel composition inside an epoch, so U uses of the record (R1)."""
-    uses, most, _, flat = _shuffled_uses(groups, question.conditions)
-    chosen = _largest(flat, uses, max(most, 1), question.adjacency)
-    value = groups_epsilon([Group(tuple(Item("plain", 1.0, z * gain, n) for z, n in chosen))], question.delta)
+    uses, most, _, flat = _shuffled_uses(groups, premises.conditions)
+    chosen = _largest(flat, uses, max(most, 1), premises.adjacency)
+    value = groups_epsilon([Group(tuple(Item("plain", 1.0, z * gain, n) for z, n in chosen))], premises.delta)
     return Bound(value, "R1", f"{uses} uses in shuffled epochs (D2), all participations counted")
 
 
@@ -538,21 +538,21 @@ def _others_noise(conditions: Conditions) -> float:
     return others
 
 
-def sum_bound(question: Question) -> Bound:
+def sum_bound(premises: Premises) -> Bound:
     """(ii) R6: the honest others' noise counts too."""
-    conditions, groups = question.conditions, question.of("uplink")
+    conditions, groups = premises.conditions, premises.of("uplink")
     others = _others_noise(conditions)
     if conditions.lattice is not None:
         clients = 1 + honest_others(conditions.cohort_size, conditions.colluders)
-        return _discrete(question, conditions.lattice, clients=clients)
+        return _discrete(premises, conditions.lattice, clients=clients)
     if all(len(group) <= 1 and sum(r.uses for r in group) <= 1 for group, _, _ in groups):
         # noise added once, after the last look at the data: the credit is exact, amplification remains
-        bound = _composed(groups, question, gain=math.sqrt(1.0 + others))
+        bound = _composed(groups, premises, gain=math.sqrt(1.0 + others))
         return bound._replace(recipe=f"{bound.recipe} sum")
-    return _noise_inside_steps(groups, question, others)
+    return _noise_inside_steps(groups, premises, others)
 
 
-def _discrete(question: Question, lattice: Lattice, *, clients: int) -> Bound:
+def _discrete(premises: Premises, lattice: Lattice, *, clients: int) -> Bound:
     """Discrete Gaussians on the integers, summed over `clients` (Kairouz, Liu, Steinke 2021): zCDP adds up. One
     client's alone is a randomised rounding, of std 2, of a continuous Gaussian, up to a factor 1 ± 2^-110
     (`accounting.exact`, step 1): that is R1.
@@ -561,14 +561,14 @@ def _discrete(question: Question, lattice: Lattice, *, clients: int) -> Bound:
     at most one step of the grid more. Nothing is credited for sampling or for chance in participation.
     """
     total = squares = 0.0
-    for group, count, _ in question.of("uplink"):
+    for group, count, _ in premises.of("uplink"):
         if not group or not count:
             continue
         if len(group) > 1 or group[0].uses > 1:
             raise NoProof("discrete noise is accounted for one release a round, at its end")
         release = group[0]
         distance = (
-            release.noise_std / step_multiplier(release, question.adjacency) if release.noise_std else math.inf
+            release.noise_std / step_multiplier(release, premises.adjacency) if release.noise_std else math.inf
         )
         if not math.isfinite(distance):
             return Bound(math.inf, "R6 discrete" if clients > 1 else "R1 discrete", "no noise")
@@ -581,22 +581,22 @@ def _discrete(question: Question, lattice: Lattice, *, clients: int) -> Bound:
         moved = distance / lattice.step + math.sqrt(lattice.dimension)
         squares += count * moved**2 / (variance - 4.0)
         total += count * rho(moved, variance=variance, clients=clients, dimension=lattice.dimension)
-    how = question.how.replace("ex ante, participation in each", "all")
+    how = premises.how.replace("ex ante, participation in each", "all")
     if clients == 1:
-        value = gaussian_epsilon(math.sqrt(squares), question.delta)
+        value = gaussian_epsilon(math.sqrt(squares), premises.delta)
         return Bound(value, "R1 discrete", f"{how}; discrete noise")
     detail = f"{how}; discrete noise of {clients} clients, zCDP"
-    return Bound(zcdp_epsilon_tight(total, question.delta), "R6 discrete", detail)
+    return Bound(zcdp_epsilon_tight(total, premises.delta), "R6 discrete", detail)
 
 
 # reason: two theorems and three samplers in one place, read beside docs/privacy.md
-def _noise_inside_steps(groups: _Groups, question: Question, others: float) -> Bound:
+def _noise_inside_steps(groups: _Groups, premises: Premises, others: float) -> Bound:
     """R6' for convex steps, G7c where only a Lipschitz bound is known."""
-    conditions, delta = question.conditions, question.delta
+    conditions, delta = premises.conditions, premises.delta
     groups = [group for group in groups if sum(r.uses for r in group[0])]
     if any(r.sampling.kind.endswith("-round") for group, _, _ in groups for r in group):
         raise NoProof("noise inside and at the end of a round in one participation")
-    steps = {group: _steps(group, question.adjacency) for group, _, _ in groups}
+    steps = {group: _steps(group, premises.adjacency) for group, _, _ in groups}
     refused = any(credit_refusal(rates, conditions.smoothness, conditions.convex) for rates, _ in steps.values())
     by_lipschitz = refused and not conditions.assume and conditions.lipschitz is not None
     assumed = refused and not by_lipschitz
@@ -650,7 +650,7 @@ def _noise_inside_steps(groups: _Groups, question: Question, others: float) -> B
             else:
                 every = len(steps[group][0])
                 events.append(Group((_plain(math.sqrt(cost(group, every)), 1),), count, probability))
-        used = question.how
+        used = premises.how
     failure, others_failure = _failures(groups)
     value = groups_epsilon(events, delta, failure=failure, others_failure=others_failure)
     recipe = f"R6 {theorem}" + ("+R4" if any(event.probability < 1 for event in events) else "")
@@ -715,20 +715,20 @@ def _unsampled(release: Release) -> Release:
     return release._replace(sampling=release.sampling._replace(kind="full-round", rate=1.0, truncation=0.0))
 
 
-def joint_bound(question: Question) -> Bound:
+def joint_bound(premises: Premises) -> Bound:
     """(iii) with L exposed uploads, N1: μ² = L (Δ_U/σ_U)² + (T-L) (Δ_D/σ_A)².
 
     Given a round's upload, its broadcast adds nothing; the worst L rounds are taken as the exposed ones.
     """
-    conditions = question.conditions
+    conditions = premises.conditions
     if conditions.lattice is not None:
         raise NoProof("exposed uploads are accounted for continuous noise only")
     rows = []
-    for group, count, _ in question.groups:
+    for group, count, _ in premises.groups:
         if not _has_downlink(group):
             raise NoProof("some rounds have no noisy broadcast")
         up, down = (
-            [sampled_item(_unsampled(r), question.adjacency) for r in group if r.channel == channel]
+            [sampled_item(_unsampled(r), premises.adjacency) for r in group if r.channel == channel]
             for channel in ("uplink", "downlink")
         )
         if any(item.kind != "plain" for item in (*up, *down)):
@@ -740,7 +740,7 @@ def joint_bound(question: Question) -> Bound:
         seen = min(left, count)
         left -= seen
         total += (seen * exposed if seen else 0.0) + ((count - seen) * hidden if count > seen else 0.0)
-    value = groups_epsilon([Group((_plain(math.sqrt(total), 1),))], question.delta)
+    value = groups_epsilon([Group((_plain(math.sqrt(total), 1),))], premises.delta)
     return Bound(
         value, "R1 joint", f"{conditions.exposures} exposed uploads, every broadcast (N1), all listed rounds"
     )

@@ -63,7 +63,7 @@ class Drawn(NamedTuple):
     twice: int = -1  # the round that was made again after a kill; -1: none
 
 
-class Outcome(NamedTuple):
+class FuzzOutcome(NamedTuple):
     """One spec: the largest ε exhibited and by which attack, and the proven one."""
 
     seed: int
@@ -87,7 +87,9 @@ class Outcome(NamedTuple):
         return {**self._asdict(), **told}
 
 
-def fuzz(count: int, *, seed: int = 0, on_outcome: Callable[[Outcome], None] | None = None) -> list[Outcome]:
+def fuzz(
+    count: int, *, seed: int = 0, on_outcome: Callable[[FuzzOutcome], None] | None = None
+) -> list[FuzzOutcome]:
     """Check `count` random specs, those of the seeds `seed`, `seed + 1`, ..."""
     if count < 1:
         raise SpecError(f"--fuzz {count}: give the number of specs, at least 1")
@@ -99,13 +101,13 @@ def fuzz(count: int, *, seed: int = 0, on_outcome: Callable[[Outcome], None] | N
     return outcomes
 
 
-def check(seed: int) -> Outcome:
+def check(seed: int) -> FuzzOutcome:
     """Draw specs from a seed until one is accepted and has a proof, and attack it. Every eighth seed draws private
     statistics or a private evaluation instead of training."""
     rng = np.random.default_rng(seed)
     if seed % 8 == _COUNTS:
         case, proven, attacked = check_counts(rng, _ERROR)
-        return Outcome(seed, Drawn(case.values, case.sizes), "R1", proven, attacked, "counts")
+        return FuzzOutcome(seed, Drawn(case.values, case.sizes), "R1", proven, attacked, "counts")
     while True:
         drawn = draw(rng)
         try:
@@ -116,7 +118,7 @@ def check(seed: int) -> Outcome:
         if math.isfinite(proven):
             found = _Attack(experiment, drawn, recipe).epsilons()
             attack = max(found, key=lambda name: found[name])
-            return Outcome(seed, drawn, recipe, proven, found[attack], attack)
+            return FuzzOutcome(seed, drawn, recipe, proven, found[attack], attack)
 
 
 # Specs

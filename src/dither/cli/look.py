@@ -280,7 +280,7 @@ _NEEDED = ("jax", "numpy", "scipy", "pandas", "scikit-learn", "matplotlib", "cry
 _EXTRAS = {"web": "fastapi", "deploy": "flwr", "nvflare": "nvflare", "pdf": "fpdf2", "torch": "torchax"}
 
 
-class Finding(NamedTuple):
+class Diagnosis(NamedTuple):
     """One thing that was looked at: whether it is fine, what was seen, and the command that mends it."""
 
     what: str
@@ -291,7 +291,7 @@ class Finding(NamedTuple):
 
 def doctor(ledger: common.LedgerFile = None) -> None:
     """Check this installation: versions, devices, data, caches, the ledger (exit code 1: something is wrong)."""
-    looks: tuple[Callable[[], list[Finding]], ...] = (_software, _devices, _data, _disk, lambda: _ledger(ledger))
+    looks: tuple[Callable[[], list[Diagnosis]], ...] = (_software, _devices, _data, _disk, lambda: _ledger(ledger))
     findings = [finding for look in looks for finding in look()]
     extras = [finding for finding in findings if not finding.fine and finding.what.startswith("extra")]
     wrong = [finding for finding in findings if not finding.fine and finding not in extras]
@@ -318,16 +318,16 @@ def _version(name: str) -> str:
         return ""
 
 
-def _software() -> list[Finding]:
-    python = Finding(
+def _software() -> list[Diagnosis]:
+    python = Diagnosis(
         "python", sys.version_info >= (3, 11), platform.python_version(), "install Python 3.11 or newer"
     )
     versions = {name: _version(name) for name in _NEEDED}
     missing = [name for name, version in versions.items() if not version]
     seen = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-    packages = Finding("packages", not missing, seen, f"pip install {' '.join(missing)}")
+    packages = Diagnosis("packages", not missing, seen, f"pip install {' '.join(missing)}")
     extras = [
-        Finding(
+        Diagnosis(
             f"extra {extra}",
             bool(_version(name)),
             f"{name} {_version(name)}".strip(),
@@ -338,46 +338,48 @@ def _software() -> list[Finding]:
     return [python, packages, *extras]
 
 
-def _devices() -> list[Finding]:
+def _devices() -> list[Diagnosis]:
     try:
         from dither.simulation import devices
     except Exception as error:  # a broken JAX must not end the look at the rest
-        return [Finding("device", False, str(error).splitlines()[0], "pip install --upgrade jax jaxlib")]
+        return [Diagnosis("device", False, str(error).splitlines()[0], "pip install --upgrade jax jaxlib")]
     name = " ".join(dict.fromkeys(devices.device().split(": ")))  # "cpu: cpu" is "cpu"
-    return [Finding("device", True, f"{name}, {devices.cores()} cores")]
+    return [Diagnosis("device", True, f"{name}, {devices.cores()} cores")]
 
 
-def _data() -> list[Finding]:
+def _data() -> list[Diagnosis]:
     folder = os.environ.get("DITHER_DATA", "")
     if folder and not Path(folder).is_dir():
-        return [Finding("data folder", False, f"DITHER_DATA={folder} is not a folder", "unset it, or create it")]
+        return [Diagnosis("data folder", False, f"DITHER_DATA={folder} is not a folder", "unset it, or create it")]
     from dither.data.downloads import cache_folder
 
     cache = cache_folder()
     kept = sorted(path.name for path in cache.iterdir() if path.is_dir()) if cache.is_dir() else []
     seen = [f"DITHER_DATA={folder}"] if folder else []
     seen.append(f"downloaded: {', '.join(kept) or 'nothing yet'}")
-    return [Finding("data", True, "; ".join(seen))]
+    return [Diagnosis("data", True, "; ".join(seen))]
 
 
-def _disk() -> list[Finding]:
+def _disk() -> list[Diagnosis]:
     from platformdirs import user_cache_path
 
     cache = user_cache_path("dither")
     size = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file()) if cache.is_dir() else 0
     free = shutil.disk_usage(cache if cache.is_dir() else Path.home()).free
-    return [Finding("cache", free > 1e9, f"{cache}: {size / 1e6:,.0f} MB, {free / 1e9:,.0f} GB free", "make room")]
+    return [
+        Diagnosis("cache", free > 1e9, f"{cache}: {size / 1e6:,.0f} MB, {free / 1e9:,.0f} GB free", "make room")
+    ]
 
 
-def _ledger(path: Path | None) -> list[Finding]:
+def _ledger(path: Path | None) -> list[Diagnosis]:
     from dither.accounting.ledger import Ledger
 
     file = path or Ledger.default_path()
     if not file.exists():
-        return [Finding("ledger", True, f"{file}: nothing has been charged")]
+        return [Diagnosis("ledger", True, f"{file}: nothing has been charged")]
     try:
         book = Ledger(file)
         book.verify()
-        return [Finding("ledger", True, f"{file}: data sets: {len(book.datasets())}, intact")]
+        return [Diagnosis("ledger", True, f"{file}: data sets: {len(book.datasets())}, intact")]
     except DitherError as error:
-        return [Finding("ledger", False, str(error))]
+        return [Diagnosis("ledger", False, str(error))]

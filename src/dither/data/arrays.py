@@ -44,7 +44,7 @@ _LONGEST_HEADER = 4 + 4 * 255  # of an idx file
 _MAX_RECORDS = 2**31 - 1  # row numbers are int32
 
 
-class _Part(NamedTuple):
+class _StoredPart(NamedTuple):
     """The training or the test records of a file or folder, as they are stored."""
 
     name: str
@@ -56,7 +56,7 @@ class _Part(NamedTuple):
     def scale(self) -> float:
         return 255.0 if self.x.dtype == np.uint8 and self.x.ndim >= 3 else 1.0
 
-    def checked(self, suffix: str = "") -> _Part:
+    def checked(self, suffix: str = "") -> _StoredPart:
         """The same part; `DataError` if its arrays do not belong together. Their names end in `suffix`."""
         x, y, groups = self.x, self.y, self.groups
         problem = ""
@@ -101,7 +101,7 @@ def read_arrays(path: StrPath, *, label: Label, labels: str = "required") -> Enc
     path = existing_file(path)
     arrays = _open_npz(path)
     if labels == "ignore":
-        x = _in_memory(_Part(path.name, _npz_array(arrays, "x", path.name), np.zeros(0)))
+        x = _in_memory(_StoredPart(path.name, _npz_array(arrays, "x", path.name), np.zeros(0)))
         return Encoded(x, None, _feature_names(x.shape[1]))
     part = _npz_part(arrays, "", path.name)
     x = _in_memory(part)
@@ -110,7 +110,9 @@ def read_arrays(path: StrPath, *, label: Label, labels: str = "required") -> Enc
 
 def arrays_in_memory(x: Any, y: Any, groups: Any, options: LoadOptions) -> Dataset:
     """A data set of arrays that were given in Python."""
-    part = _Part("data", np.asarray(x), np.asarray(y), None if groups is None else np.asarray(groups)).checked()
+    part = _StoredPart(
+        "data", np.asarray(x), np.asarray(y), None if groups is None else np.asarray(groups)
+    ).checked()
     dataset = _assemble(part, None, _in_memory, None, options)
     hashes = hash_arrays(part.x, part.y)
     digest = hashlib.sha256(np.sort(hashes[0]).tobytes()).hexdigest()
@@ -142,12 +144,12 @@ def _npz_array(arrays: dict[str, np.ndarray], key: str, name: str) -> np.ndarray
     return arrays[key]
 
 
-def _npz_part(arrays: dict[str, np.ndarray], suffix: str, name: str) -> _Part:
+def _npz_part(arrays: dict[str, np.ndarray], suffix: str, name: str) -> _StoredPart:
     x, y = (_npz_array(arrays, f"{key}{suffix}", name) for key in "xy")
-    return _Part(name, x, y).checked(suffix)
+    return _StoredPart(name, x, y).checked(suffix)
 
 
-def _in_memory(part: _Part) -> np.ndarray:
+def _in_memory(part: _StoredPart) -> np.ndarray:
     """The records as float32 [records, features], all finite."""
     _check_numeric(part.x, part.name, "x")
     flat = np.ascontiguousarray(part.x.reshape(len(part.x), -1).astype(np.float32) / np.float32(part.scale))
@@ -195,7 +197,7 @@ def open_folder(path: StrPath, *, label: Label, labels: str) -> tuple[MappedArra
     if labels == "ignore" and not (folder / "y.npy").exists():
         x = _open_npy(folder, "x.npy")
         _check_records(folder, "x.npy", x)
-        part = _Part(folder.name, x, np.zeros(0))
+        part = _StoredPart(folder.name, x, np.zeros(0))
     else:
         part, *_ = _read_part(folder, "")
     y = None if labels == "ignore" else label_numbers(part.y, label, folder.name)
@@ -243,16 +245,16 @@ def _read_both(train: Any, test: Any) -> tuple[np.ndarray, np.ndarray]:
     return x_train, x_test
 
 
-def _mapped(part: _Part) -> MappedArray:
+def _mapped(part: _StoredPart) -> MappedArray:
     return MappedArray([part.x], scale=part.scale)
 
 
-def _read_part(folder: Path, suffix: str) -> tuple[_Part, str, np.ndarray]:
+def _read_part(folder: Path, suffix: str) -> tuple[_StoredPart, str, np.ndarray]:
     """(records, labels and groups, SHA-256 of records and labels, hash of each record)."""
     names = [f"{key}{suffix}.npy" for key in ("x", "y", "groups")]
     x, y = (_open_npy(folder, name) for name in names[:2])
     groups = np.array(_open_npy(folder, names[2])) if _exists(folder, names[2]) else None
-    part = _Part(folder.name, x, np.array(y), groups).checked(f"{suffix}.npy")
+    part = _StoredPart(folder.name, x, np.array(y), groups).checked(f"{suffix}.npy")
     if len(x) > _MAX_RECORDS:
         raise DataError(
             f"{folder.name!r}: {names[0]} has {len(x):,} records; at most {_MAX_RECORDS:,} can be used"
@@ -262,7 +264,7 @@ def _read_part(folder: Path, suffix: str) -> tuple[_Part, str, np.ndarray]:
     return part, hashlib.sha256(digests.encode()).hexdigest(), hasher.with_labels(part.y)
 
 
-def _check_test_folder(train: _Part, test: _Part) -> None:
+def _check_test_folder(train: _StoredPart, test: _StoredPart) -> None:
     if test.scale != train.scale:
         raise DataError(
             f"{train.name!r}: test records have type {test.x.dtype}, training records {train.x.dtype}; save both "
@@ -374,9 +376,9 @@ def read_idx(path: Path, *, blank: bool = False) -> np.ndarray:
 
 
 def _assemble(
-    train: _Part,
-    test: _Part | None,
-    features: Callable[[_Part], Any],
+    train: _StoredPart,
+    test: _StoredPart | None,
+    features: Callable[[_StoredPart], Any],
     declared_classes: np.ndarray | None,
     options: LoadOptions,
 ) -> Dataset:
@@ -388,7 +390,7 @@ def _assemble(
             f"{train.name!r}: test records have shape {test.x.shape[1:]}, training records {train.x.shape[1:]}"
         )
 
-    def encoded(part: _Part) -> Part:
+    def encoded(part: _StoredPart) -> Part:
         return features(part), label_numbers(part.y, label, part.name), part.groups
 
     image_shape = train.x.shape[1:] if train.x.ndim >= 3 else ()
@@ -407,7 +409,7 @@ def _feature_names(count: int) -> tuple[str, ...]:
     return tuple(f"x{index}" for index in range(count))
 
 
-def _array_label(declared: np.ndarray | None, train: _Part, options: LoadOptions) -> Label:
+def _array_label(declared: np.ndarray | None, train: _StoredPart, options: LoadOptions) -> Label:
     """Classes or bounds of the labels, and whether they had to be read from the labels."""
     task = "regression" if options.label_bounds else options.task
     if task == "auto" and declared is None and train.y.dtype.kind in "fiu":
@@ -434,7 +436,7 @@ def label_numbers(y: np.ndarray, label: Label, name: str) -> np.ndarray:
     return scaled_labels(y, label.bounds, f"label of {name!r}")
 
 
-def _class_names(declared: np.ndarray | None, train: _Part) -> tuple[tuple[str, ...], bool]:
+def _class_names(declared: np.ndarray | None, train: _StoredPart) -> tuple[tuple[str, ...], bool]:
     """The class names, and whether they had to be read from the labels."""
     read = declared is None
     if declared is not None:

@@ -38,7 +38,7 @@ def of_folder(folder: Path) -> dict[str, Any]:
 
 def _run(folder: Path) -> dict[str, Any]:
     """Of a run folder, where a server that was killed has said nothing of its end."""
-    facts = RunProgress(folder).facts()
+    facts = RunStatus(folder).facts()
     at_work = any(path.is_file() and not is_free(path) for path in (folder / "serve.lock", folder / "lock"))
     if at_work or facts["state"] in ("done", "failed"):
         return facts
@@ -59,7 +59,7 @@ def _members(folder: Path) -> dict[str, Any]:
     }
 
 
-class RunProgress:
+class RunStatus:
     """How a run stands by its progress.jsonl, of which each call reads what is new."""
 
     def __init__(self, folder: Path) -> None:
@@ -134,7 +134,7 @@ class Endpoint:
     """`with Endpoint(host, port, run folder)`: answers GET /health, 200 or 503."""
 
     def __init__(self, host: str, port: int, folder: Path) -> None:
-        began, progress, reading = time.monotonic(), RunProgress(folder), threading.Lock()
+        began, progress, reading = time.monotonic(), RunStatus(folder), threading.Lock()
 
         class Handler(BaseHTTPRequestHandler):
             timeout = 5.0

@@ -142,61 +142,63 @@ def alone(folder: Path) -> Iterator[None]:
 # Can this party take part?
 
 
-class Finding(NamedTuple):
+class Preflight(NamedTuple):
     good: bool
     what: str
 
 
-def check(folder: Path, *, data: Path | None, label: str, server: str, ledger: Path | None) -> list[Finding]:
+def check(folder: Path, *, data: Path | None, label: str, server: str, ledger: Path | None) -> list[Preflight]:
     """Keys, versions, data, budget, connection and clock; what was not given is not looked at."""
     steps = [_check_keys(folder), _check_versions(folder)]
     if data is not None:
         steps += [_check_data(folder, data, label), _check_budget(data, ledger)]
     if server:
         steps.append(_check_connection(folder, server))
-    findings: list[Finding] = []
+    findings: list[Preflight] = []
     for step in steps:
         try:
             findings.extend(step)
         except DitherError as error:
-            findings.append(Finding(False, str(error)))
+            findings.append(Preflight(False, str(error)))
     return findings
 
 
-def _check_keys(folder: Path) -> Iterator[Finding]:
+def _check_keys(folder: Path) -> Iterator[Preflight]:
     keyring, name = keys.Keyring.load(folder), keys.party_name(folder)
     keys.check_party(folder)
-    yield Finding(True, f"keys of {name!r}, one of {len(keyring.parties)} parties")
+    yield Preflight(True, f"keys of {name!r}, one of {len(keyring.parties)} parties")
     ends = keys.expiry(folder / "ca.pem")
-    yield Finding(ends > datetime.now(UTC), f"the federation's CA is valid until {ends:%Y-%m-%d}")
+    yield Preflight(ends > datetime.now(UTC), f"the federation's CA is valid until {ends:%Y-%m-%d}")
     open_files = [each.name for each in folder.glob("*.key") if each.stat().st_mode & 0o077]
     if open_files:
-        yield Finding(False, f"{', '.join(open_files)} can be read by others: chmod 600")
+        yield Preflight(False, f"{', '.join(open_files)} can be read by others: chmod 600")
 
 
-def _check_versions(folder: Path) -> Iterator[Finding]:
-    yield Finding(True, f"Dither {__version__}")
+def _check_versions(folder: Path) -> Iterator[Preflight]:
+    yield Preflight(True, f"Dither {__version__}")
     package, name, extra = ("flwr", "Flower", "deploy")
     if nvflare.is_used(folder):
         package, name, extra = ("nvflare", "NVIDIA FLARE", "nvflare")
     if find_spec(package) is None:
-        yield Finding(False, f"{name} is not installed: pip install 'dither[{extra}]'")
+        yield Preflight(False, f"{name} is not installed: pip install 'dither[{extra}]'")
     else:
-        yield Finding(True, f"{name} {version(package)}")
+        yield Preflight(True, f"{name} {version(package)}")
 
 
-def _check_data(folder: Path, data: Path, label: str) -> Iterator[Finding]:
+def _check_data(folder: Path, data: Path, label: str) -> Iterator[Preflight]:
     records = PartyData(data, label)
-    yield Finding(True, f"{data.name} has {records.count:,} records")
+    yield Preflight(True, f"{data.name} has {records.count:,} records")
     agreement = approved_agreement(folder)
     if agreement is None:
-        yield Finding(True, "no agreement is approved here yet: `dither join` shows it and asks")
+        yield Preflight(True, "no agreement is approved here yet: `dither join` shows it and asks")
         return
     x, _ = agreement.encode(records)
-    yield Finding(True, f"it fits the approved agreement: {x.shape[1]} features, {len(agreement.classes)} classes")
+    yield Preflight(
+        True, f"it fits the approved agreement: {x.shape[1]} features, {len(agreement.classes)} classes"
+    )
     agreed = agreement.sizes[agreement.number(keys.party_name(folder))]
     if agreed != len(held_out_rows(agreement.spec, records.count)[0]):
-        yield Finding(False, f"the approved agreement counts {agreed:,} records")
+        yield Preflight(False, f"the approved agreement counts {agreed:,} records")
 
 
 def approved_agreement(folder: Path) -> Agreement | None:
@@ -209,22 +211,22 @@ def approved_agreement(folder: Path) -> Agreement | None:
     return None
 
 
-def _check_budget(data: Path, ledger: Path | None) -> Iterator[Finding]:
+def _check_budget(data: Path, ledger: Path | None) -> Iterator[Preflight]:
     own_ledger = Ledger(ledger or Ledger.default_path())
     (spent,) = own_ledger.spent(data_id(own_ledger, path=str(data)), EVERY_RECORD)
     used = "nothing" if not spent.participations else f"ε = {spent.epsilon:.3g} at δ = {spent.delta:g}"
     if spent.budget is None:
-        yield Finding(True, f"spent on this file: {used}; no budget is set (dither budget set)")
+        yield Preflight(True, f"spent on this file: {used}; no budget is set (dither budget set)")
     else:
         left = spent.epsilon < spent.budget.epsilon
-        yield Finding(left, f"spent on this file: {used} of a budget of {spent.budget}")
+        yield Preflight(left, f"spent on this file: {used} of a budget of {spent.budget}")
 
 
-def _check_connection(folder: Path, server: str) -> Iterator[Finding]:
+def _check_connection(folder: Path, server: str) -> Iterator[Preflight]:
     host, port = host_and_port(server, "--server", FederationError)
     if nvflare.is_used(folder):  # whose TLS asks for this party's certificate: `dither join` brings it
         _reach(server, 0.0, lambda line: None)
-        yield Finding(True, f"{server} takes connections")
+        yield Preflight(True, f"{server} takes connections")
         return
     trust = ssl.create_default_context(cafile=str(folder / "ca.pem"))
     try:
@@ -237,8 +239,8 @@ def _check_connection(folder: Path, server: str) -> Iterator[Finding]:
         raise FederationError(f"{server} does not speak TLS as this federation does: {error.reason}") from None
     except (OSError, HTTPException) as error:
         raise FederationError(f"{server} cannot be reached: {error}") from None
-    yield Finding(True, f"{server} answers, with a certificate of this federation")
+    yield Preflight(True, f"{server} answers, with a certificate of this federation")
     if date:
         seconds = abs((datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds())
         good = seconds <= CLOCK_SECONDS
-        yield Finding(good, f"the clocks are {seconds:.0f} s apart" + ("" if good else ": set this one"))
+        yield Preflight(good, f"the clocks are {seconds:.0f} s apart" + ("" if good else ": set this one"))

@@ -292,7 +292,7 @@ def _weight(eqn: JaxprEqn, values: Sequence[Any], number: int) -> _Weight:
 # The rules
 
 
-class _Part(NamedTuple):
+class _Contribution(NamedTuple):
     """What one meeting adds to the gradients of a block of records: formed, leaf by leaf, where other meetings may
     add to the same leaf; else its squared norms, and the sum as a function of what counts and the scale."""
 
@@ -311,7 +311,7 @@ class _Rule(ABC):
         """How many numbers a record forms, about."""
 
     @abstractmethod
-    def __call__(self, leaves: Sequence[Array], operands: list[Array], derivatives: list[Array]) -> _Part:
+    def __call__(self, leaves: Sequence[Array], operands: list[Array], derivatives: list[Array]) -> _Contribution:
         """From the record's operands and the loss's derivatives in the results."""
 
 
@@ -327,7 +327,7 @@ class _Generic(_Rule):
         formed: int = sum(self.sizes) + sum(math.prod(each.shape) for each in self.meeting.results)
         return formed
 
-    def __call__(self, leaves: Sequence[Array], operands: list[Array], derivatives: list[Array]) -> _Part:
+    def __call__(self, leaves: Sequence[Array], operands: list[Array], derivatives: list[Array]) -> _Contribution:
         chosen = sorted(self.meeting.leaves)
         real = [bool(jnp.issubdtype(each.dtype, jnp.floating)) for each in self.meeting.results]
 
@@ -342,7 +342,7 @@ class _Generic(_Rule):
             gradient: list[Array] = back(list(itertools.compress(d, real)))[0]
             return gradient
 
-        return _Part(dict(zip(chosen, jax.vmap(one)(operands, derivatives), strict=True)))
+        return _Contribution(dict(zip(chosen, jax.vmap(one)(operands, derivatives), strict=True)))
 
 
 class _OneLeaf(_Rule):
@@ -376,7 +376,7 @@ class _Rows(_OneLeaf):
     def _in_shape(self, gradient: Array) -> Array:
         """A gradient [in, out] in the shape of the weight."""
 
-    def __call__(self, leaves: Sequence[Array], operands: list[Array], derivatives: list[Array]) -> _Part:
+    def __call__(self, leaves: Sequence[Array], operands: list[Array], derivatives: list[Array]) -> _Contribution:
         a, d = self._factors(operands[0], derivatives[0])  # [records, rows, in], [records, rows, out]
         if a.shape[1] == 1:
             a, d = _stored((a[:, 0], d[:, 0]))
@@ -390,7 +390,7 @@ class _Rows(_OneLeaf):
                 gradient = product(jnp.where(counts[:, None], a, 0), scaled)
                 return self._moved_back(leaves, self._in_shape(gradient))
 
-            return _Part({}, squared, self.leaf, outer)
+            return _Contribution({}, squared, self.leaf, outer)
         formed = _stored(jnp.einsum("nti,nto->nio", a, d))
         flat = formed.reshape(len(a), -1)
 
@@ -398,7 +398,7 @@ class _Rows(_OneLeaf):
             total = jnp.matmul(scale, jnp.where(counts[:, None], flat, 0), precision=EXACT)
             return self._moved_back(leaves, self._in_shape(total.reshape(formed.shape[1:])))
 
-        return _Part({}, jnp.sum(jnp.square(flat), 1), self.leaf, weighted)
+        return _Contribution({}, jnp.sum(jnp.square(flat), 1), self.leaf, weighted)
 
 
 class _Product(_Rows):
@@ -478,7 +478,7 @@ class _Embedding(_OneLeaf):
         rows: int = math.prod(self.meeting.results[0].shape) // width
         return rows * (rows + 3 * width)
 
-    def __call__(self, leaves: Sequence[Array], operands: list[Array], derivatives: list[Array]) -> _Part:
+    def __call__(self, leaves: Sequence[Array], operands: list[Array], derivatives: list[Array]) -> _Contribution:
         eqn, count = self.meeting.eqn, len(derivatives[0])
         offset = [1 + axis for axis in eqn.params["dimension_numbers"].offset_dims]
         rows = [axis for axis in range(1, derivatives[0].ndim) if axis not in offset]
@@ -499,7 +499,7 @@ class _Embedding(_OneLeaf):
             table = jnp.zeros((self.shape[0], d.shape[2])).at[at].add(scaled.reshape(len(at), -1))
             return self._moved_back(leaves, table.reshape(self.shape))
 
-        return _Part({}, jnp.sum(jnp.square(summed), (1, 2)), self.leaf, scattered)
+        return _Contribution({}, jnp.sum(jnp.square(summed), (1, 2)), self.leaf, scattered)
 
 
 def _rule(meeting: _Meeting, uses: Sequence[int], leaves: Sequence[Array]) -> _Rule:
