@@ -190,7 +190,8 @@ def test_where_the_model_does_not_move_released_files_of_two_worlds_are_the_same
     for world in (False, True):
         path = write_table(tmp_path / "t.csv", other=world)
         write_table(test, other=world)
-        values = {"randomness": "seeded", "client_lr": 1e-60, "data.test_path": str(test), "cohort_size": 4}
+        values = {"randomness": "seeded", "data.test_path": str(test), "cohort_size": 4}
+        values |= {"server_optimizer": "momentum", "server_lr": 1e-60}
         values |= {"batch_sampling": "full", "sampling_rate": 0.0, "privacy.clip_norm": 0.86}
         spec, folder = own_spec(path, **values), tmp_path / f"run-{world}"
         made = dither.run(

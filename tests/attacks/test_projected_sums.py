@@ -94,7 +94,11 @@ import jax, jax.numpy as jnp, numpy as np
 from dither.methods import local
 from dither.types import Claim, Prepared
 
-OPTIONS = {"stated": (False, "whether weights are stated"), "later": (0, "fewer clients a round, after the first")}
+OPTIONS = {
+    "stated": (False, "whether weights are stated"),
+    "later": (0, "fewer clients a round, after the first"),
+    "memory": (False, "whether a client keeps its last update"),
+}
 
 def prepare(model, plan):
     """Sends signs: a client whose updates are large has no noise left in them."""
@@ -104,6 +108,14 @@ def prepare(model, plan):
         def client(*arguments):
             result = averaging.client(*arguments)
             return result._replace(upload=jax.tree.map(jnp.sign, result.upload))
+        def with_memory(keys, message, state, records, round):
+            result = averaging.client(keys, message, state["inner"], records, round)
+            upload = local.add(result.upload, state["last"])
+            return result._replace(upload=upload, state={"inner": result.state, "last": result.upload})
+        def client_init(params):
+            return {"inner": averaging.client_init(params), "last": jax.tree.map(jnp.zeros_like, params)}
+        if plan.options["memory"]:
+            return averaging._replace(client=with_memory, client_init=client_init)
         return averaging._replace(client=client)
     return Prepared(
         plan=plan._replace(
@@ -132,6 +144,13 @@ def test_the_smallest_cohort_of_a_method_of_your_own_counts(tmp_path):
     assert few.epsilon("upload") <= alone  # some clients take part once
     assert whole.epsilon("sum") < 0.5 * alone
     assert few.epsilon("sum") > 0.6 * few.epsilon("upload")
+
+
+def test_what_a_client_of_your_own_method_keeps_counts_as_private(tmp_path):
+    """`client_state` was taken as stated: a method that adds its last update to the next one need not say so."""
+    found = accountant(tmp_path, stated=True, memory=True)
+    assert found.plan.client_state
+    assert found.epsilon("sum") == found.epsilon("upload")
 
 
 def accountant(folder, **options):

@@ -304,9 +304,13 @@ def _completion(experiment: Experiment, federated: bool) -> dict[str, Any]:
     weights = np.ones(plan.num_clients) if plan.weights is None else plan.weights
     # What a method in a file does with its noise is unknown: only if it states weights do others count on it.
     stated = spec.method in METHODS or plan.weights is not None
+    algorithm = prepared.build(plan.hyper)
+    kept = jax.eval_shape(lambda: algorithm.client_init(model.init(jax.random.key(0))))
     return {
         "cohorts": tuple(taking_part),
-        "noise_ratio": noise_ratio(prepared.build(plan.hyper), plan.client_sizes, weights) if stated else 0.0,
+        "noise_ratio": noise_ratio(algorithm, plan.client_sizes, weights) if stated else 0.0,
+        # Whole numbers count steps; whatever else a client keeps may hold what its records did.
+        "client_state": plan.client_state or any(leaf.dtype.kind not in "iu" for leaf in jax.tree.leaves(kept)),
         "convex": convex,
         "smoothness": smoothness,
         "not_covered": tuple(not_covered),

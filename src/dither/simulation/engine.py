@@ -14,6 +14,7 @@ and any number of rounds. Rounds are counted by a traced loop bound: no memory g
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -67,6 +68,7 @@ class SimulationResult(NamedTuple):
     state: State
 
 
+@dataclass(eq=False, repr=False)
 class Simulation:
     """A method compiled for a federation of fixed shape.
 
@@ -97,58 +99,46 @@ class Simulation:
     kept for the next process (`devices.KeptProgram`).
     """
 
-    # reason: a federation's shape and how its rounds are computed; each has a default that fits one small run
-    def __init__(
-        self,
-        model: models.Model,
-        build: Callable[[Hyper], Algorithm],
-        *,
-        num_clients: int,
-        cohort_size_at: Callable[[int], int],
-        layout: str = "auto",
-        pad_cohort: int = 0,
-        randomness: str = "seeded",
-        aggregation: Aggregation | None = None,
-        dropout: float = 0.0,
-        min_clients: int = 1,
-        max_norm: float = 0.0,
-        refuse: bool = False,
-        gradient_norm: bool = False,
-        shards: Shards = ONE_DEVICE,
-        sequential_runs: bool = False,
-        program_key: str = "",
-    ) -> None:
+    # A federation's shape and how its rounds are computed; each has a default that fits one small run
+    model: models.Model
+    build: Callable[[Hyper], Algorithm]
+    _: KW_ONLY
+    num_clients: int
+    cohort_size_at: Callable[[int], int]
+    layout: str = "auto"
+    pad_cohort: int = 0
+    randomness: str = "seeded"
+    aggregation: Aggregation | None = None
+    dropout: float = 0.0
+    min_clients: int = 1
+    max_norm: float = 0.0
+    refuse: bool = False
+    gradient_norm: bool = False
+    shards: Shards = ONE_DEVICE
+    sequential_runs: bool = False
+    program_key: str = ""
+
+    def __post_init__(self) -> None:
         devices.set_up()
-        self.model = model
-        self.build = build
-        self.num_clients = num_clients
-        self.cohort_size_at = cohort_size_at
-        self.pad_cohort = pad_cohort
-        self.gradient_norm = gradient_norm
-        self.randomness = noise.check_source(randomness)
-        self.aggregation = aggregation.check() if aggregation else None
+        noise.check_source(self.randomness)
+        if self.aggregation:
+            self.aggregation.check()
         self.aggregators: list[Aggregator] = []  # one a run, where sums are made on the host
-        self._smallest = min(cohort_size_at(0), cohort_size_at(1))  # a first round may take everyone
-        self.dropout = dropout
-        self.min_clients = min_clients
-        self.max_norm, self.refuse = max_norm, refuse
-        if layout == "auto":
-            shapes = jax.eval_shape(model.init, jax.random.key(0))
-            layout = "loop" if devices.sequential_clients(models.count_params(shapes)) else "vmap"
-        if layout not in ("vmap", "loop"):
-            raise SpecError(f"layout={layout!r} is not one of 'auto', 'vmap', 'loop'")
-        self.layout = layout
-        self.shards, self.sequential_runs = shards, sequential_runs
-        if not shards.alone and aggregation and not aggregation.compiled:
+        self._smallest = min(self.cohort_size_at(0), self.cohort_size_at(1))  # a first round may take everyone
+        if self.layout == "auto":
+            shapes = jax.eval_shape(self.model.init, jax.random.key(0))
+            self.layout = "loop" if devices.sequential_clients(models.count_params(shapes)) else "vmap"
+        if self.layout not in ("vmap", "loop"):
+            raise SpecError(f"layout={self.layout!r} is not one of 'auto', 'vmap', 'loop'")
+        if not self.shards.alone and self.aggregation and not self.aggregation.compiled:
             raise SpecError(
-                f"{shards.devices} devices with secure aggregation {aggregation.mode!r}, which sums on the host: "
-                "use shards=ONE_DEVICE"
+                f"{self.shards.devices} devices with secure aggregation {self.aggregation.mode!r}, which sums on "
+                "the host: use shards=ONE_DEVICE"
             )
-        self._program_key = program_key
         shard = self.shards.spread  # each argument's letter: "r" has an axis of runs, "." has none
 
         def program(function: Callable[..., Any], arguments: str, **options: Any) -> KeptProgram:
-            name = f"{program_key} {function.__name__}" if program_key else ""
+            name = f"{self.program_key} {function.__name__}" if self.program_key else ""
             return KeptProgram(jax.jit(shard(function, arguments), **options), name)
 
         self._start = program(self._start_runs, "r.")
@@ -250,7 +240,7 @@ class Simulation:
             one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (state, inputs.runs))
             return tuple(map(models.count_params, jax.eval_shape(message_and_upload, *one)))
 
-        message, upload = kept_numbers(self._program_key and f"{self._program_key} sizes", counted)
+        message, upload = kept_numbers(self.program_key and f"{self.program_key} sizes", counted)
         return message, upload
 
     # What is compiled
