@@ -15,6 +15,7 @@ import types
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from decimal import ROUND_CEILING, Context
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -730,6 +731,11 @@ def view_key(view: str) -> str:
 def epsilon_text(value: float | str) -> str:
     """Three digits, or ∞."""
     return "∞" if math.isinf(float(value)) else f"{float(value):.3g}"
+
+
+def at_most(value: float) -> str:
+    """An upper bound in three digits: rounded up, so that it stays one."""
+    return f"at most {float(Context(prec=3, rounding=ROUND_CEILING).create_decimal(repr(float(value)))):g}"
 
 
 def bytes_text(count: float) -> str:

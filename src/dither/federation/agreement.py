@@ -29,7 +29,7 @@ from dither.errors import DamagedFile, DataError, FederationError, SpecError
 from dither.experiment import build, counting
 from dither.experiment.counting import PURPOSES
 from dither.experiment.folder import read_checked, write_checked
-from dither.experiment.report import ADVERSARIES
+from dither.experiment.report import ADVERSARIES, at_most
 from dither.federation.keys import canonical
 from dither.privacy import clipping
 from dither.privacy.discrete import Words
@@ -316,7 +316,7 @@ class Agreement(Terms):
             cost.append(("your target", target))
         shown = set()
         for row in accountant.table():
-            value = f"at most {row.value:.3g}" if np.isfinite(row.value) else "∞ (no proof)"
+            value = at_most(row.value) if np.isfinite(row.value) else "∞ (no proof)"
             if row.adjacency != spec.adjacency or row.unit.startswith("message") or (value, row.view) in shown:
                 continue
             shown.add((value, row.view))
@@ -406,7 +406,7 @@ class StatisticsTerms(Terms):
             leaves.append(
                 ("also", "the names of your columns, and of categories that enough of your records have")
             )
-        proven = f"at most {self.epsilon:.3g} at δ = {self.delta:g} (zero-out) against anybody"
+        proven = f"{at_most(self.epsilon)} at δ = {self.delta:g} (zero-out) against anybody"
         asked = self.spec.with_values({"privacy.delta": self.delta})
         warnings = [("WARNING", text) for text in build.large_delta(asked, self.sizes[number], federated=True)]
         return [("counted", what[self.purpose])], leaves, [("proven ε", proven), *warnings]
