@@ -41,7 +41,7 @@ def reproduce(
         Argument(metavar="all | PAPER | PAPER/figN", help="What to reproduce (default: all 27 figures)."),
     ] = None,
     scale: Annotated[
-        str, Option(help="smoke (a minute, stand-in data), quick (fewer seeds, rounds; 21 CPU minutes) or full.")
+        str, Option(help="smoke (a minute, stand-in data), quick (11 minutes: fewer seeds and rounds) or full.")
     ] = "quick",
     out: Annotated[Path, Option(help="Folder for pictures, CSVs and report.html.")] = Path("reproduced"),
     listed: Annotated[bool, Option("--list", help="List the figures and their criteria.")] = False,
