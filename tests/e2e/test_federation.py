@@ -60,7 +60,9 @@ def equinox_parties(folder):
 def regression_parties(folder):
     """Linear regression on diabetes, with public bounds of every column."""
     table = load_diabetes(as_frame=True, scaled=False).frame
+    table, public = table[:400], table[400:]  # records of parties cannot be public test records
     table.to_csv(folder / "diabetes.csv", index=False)
+    public.to_csv(folder / "test.csv", index=False)
     bounds = {name: (float(np.floor(table[name].min())), float(np.ceil(table[name].max()))) for name in table}
     columns = tuple(data.Numeric.with_bounds(name, bounds[name], "public") for name in table if name != "target")
     schema = data.Schema(data.Label("target", bounds=(0.0, 400.0)), columns, name="diabetes")
@@ -69,7 +71,7 @@ def regression_parties(folder):
         "data.name": "",
         "data.path": str(folder / "diabetes.csv"),
         "data.schema": str(folder / "schema.toml"),
-        "data.test_path": str(folder / "diabetes.csv"),
+        "data.test_path": str(folder / "test.csv"),
         "data.test_public": True,
         "model.name": "linear",
         "federation.round_timeout": 120.0,
