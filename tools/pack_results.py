@@ -3,7 +3,8 @@
 python -m dither.reproduction all --scale full --robust robust --cache CACHE --jobs 16 --out REPORT
 python tools/pack_results.py REPORT results [NOTE]
 
-NOTE says how the runs were made, where that was not by the one command.
+NOTE says how the runs were made, where that was not by the one command. The report keeps it: after
+`tools/add_seeds.py results/report.json`, `python tools/pack_results.py results results` writes the page again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import shutil
 import sys
 import textwrap
 from collections import Counter
+from itertools import groupby
 from pathlib import Path
 
 from PIL import Image
@@ -22,7 +24,7 @@ from PIL import Image
 from dither.experiment.report import decode
 from dither.reproduction.drawing import DPI
 from dither.reproduction.figure import VIEW_TITLES, paper
-from dither.reproduction.judging import JudgedCriterion
+from dither.reproduction.judging import INCONCLUSIVE, LOOKS, JudgedCriterion
 from dither.reproduction.report import counts
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
@@ -35,8 +37,9 @@ def main(report: Path, out: Path, note: str = "") -> None:
     pack_pictures(report, out)
     command = re.sub(r"(--cache|--out) \S+", r"\1 FOLDER", content["made"]["command"])
     content["made"]["command"] = re.sub(r" --minutes \S+", "", command)
+    content["made"]["note"] = note or content["made"].get("note", "")
     (out / "report.json").write_text(json.dumps(content, ensure_ascii=False) + "\n")
-    (out / "README.md").write_text(page(content, note))
+    (out / "README.md").write_text(page(content))
 
 
 def pack_pictures(report: Path, out: Path) -> None:
@@ -54,14 +57,15 @@ def pack_pictures(report: Path, out: Path) -> None:
             packed.write(text.encode())
 
 
-def page(content: dict, note: str) -> str:
+def page(content: dict) -> str:
     figures = content["figures"]
     devices = Counter(name for figure in figures for name in figure["devices"])
     versions = sorted({version for figure in figures for version in figure["versions"]})
     verdicts = counts(decode(JudgedCriterion, claim) for figure in figures for claim in figure["claims"])
     runs = f"""
         The runs are those of `python -m dither.reproduction all --scale {content["scale"]} --robust robust --cache
-        CACHE --jobs 16 --only-compute` on {", ".join(sorted(devices))} ({"; ".join(versions)}). {note}
+        CACHE --jobs 16 --only-compute` on {", ".join(sorted(devices))} ({"; ".join(versions)}).
+        {content["made"]["note"]}
         The same command without `--only-compute` drew the figures, and `python tools/pack_results.py` packed them.
         Each figure has the paper's grid and 5 to 30 seeds; its entry in `report.json` has the settings, numbers, ε
         and devices. EMNIST ByMerge replaces EMNIST Balanced."""
@@ -96,7 +100,27 @@ def page(content: dict, note: str) -> str:
             where = f"{paper(figure['paper']).title} Fig. {figure['number']}"
             views = [judged.status(view) for view in VIEW_TITLES]
             lines.append(f"| {' | '.join([judged.id, where, text, *views, judged.robust_text, notes])} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *undecided(figures)]) + "\n"
+
+
+def undecided(figures: list[dict]) -> list[str]:
+    """The settings that are still undecided, by finding and by the number of their seeds."""
+    cells: list[tuple[str, int, str]] = []
+    for figure in figures:
+        for claim in figure["claims"]:
+            for row in (claim["robustness"] or {"verdicts": []})["verdicts"]:
+                if row["verdict"] == INCONCLUSIVE:
+                    cells.append((claim["id"], row.get("seeds", 0), row["setting"]))
+    enough = sum(seeds >= LOOKS[-1] for _, seeds, _ in cells)
+    judged = sum(len((c["robustness"] or {"verdicts": []})["verdicts"]) for f in figures for c in f["claims"])
+    text = f"""
+        Of {judged} verdicts with open settings changed, {len(cells)} are undecided: {enough} with all {LOOKS[-1]}
+        seeds, {len(cells) - enough} with fewer. `python tools/add_seeds.py results/report.json --cache CACHE`
+        continues with the latter."""
+    lines = ["## Undecided settings", "", wrapped(text), "", "| criterion | seeds | settings |", "|---|---|---|"]
+    for (name, seeds), group in groupby(sorted(cells), lambda cell: cell[:2]):
+        lines.append(f"| {name} | {seeds or 'not recorded'} | {'; '.join(setting for *_, setting in group)} |")
+    return lines
 
 
 def wrapped(text: str) -> str:

@@ -95,7 +95,7 @@ def test_undecided_criteria_get_more_seeds(tmp_path, trained, changed):
     smoke, (batch,) = FIGURE.scales["smoke"], [setting for setting in FIGURE.open if setting.name == "batches"]
     more = replace(smoke, seeds=5, max_seeds=30, proven_seeds=0)
     figure = replace(FIGURE, scales={"full": smoke if changed else more, "robust": more}, open=[batch])
-    work = running._Work([figure], "full", "robust" if changed else "", Cache(tmp_path), None)
+    work = running.Work.of_figures([figure], "full", "robust" if changed else "", Cache(tmp_path), None)
     work.compute(data_dir=None, on_progress=None, deadline=float("inf"))
     sampling = "disjoint" if changed else FIGURE.views("smoke")[0].base.batch_sampling
     assert {run.spec.seed for run in trained if run.spec.batch_sampling == sampling} == set(range(30))
@@ -105,7 +105,7 @@ def test_undecided_criteria_get_more_seeds(tmp_path, trained, changed):
 
 def test_work_stops_at_its_deadline_and_continues(tmp_path, trained):
     def compute(deadline):
-        work = running._Work([FIGURE], "smoke", "", Cache(tmp_path), None)
+        work = running.Work.of_figures([FIGURE], "smoke", "", Cache(tmp_path), None)
         return work.compute(data_dir=None, on_progress=None, deadline=deadline)[1]
 
     points = running.points([FIGURE], "smoke")

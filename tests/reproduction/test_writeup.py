@@ -45,3 +45,28 @@ def test_two_reports_are_compared_verdict_by_verdict(tmp_path, capsys):
     lacking["figures"].pop()
     second.write_text(json.dumps(lacking), encoding="utf-8")
     assert tool.main(first, second) == 1
+
+
+def test_seeds_are_added_to_what_a_report_has_not_decided(tmp_path, monkeypatch, capsys):
+    """A setting that was undecided, and one that the report lacks, get their verdict; what is decided stays."""
+    tool = load_tool("add_seeds")
+    report = json.loads((ROOT / "results" / "report.json").read_text(encoding="utf-8"))
+    (figure,) = [each for each in report["figures"] if each["id"] == "dp-scaffold/fig3"]
+    first, second = figure["claims"]  # formulas: nothing is trained
+    reference, lower, higher = first["robustness"]["verdicts"]
+    first["robustness"]["verdicts"] = [reference, {**lower, "verdict": "inconclusive"}]
+    decided = second["robustness"]["verdicts"][0]["verdict"] = "fails"  # not true, but decided
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(report), encoding="utf-8")
+    arguments = ["add_seeds.py", str(path), "dp-scaffold/fig3", "--cache", str(tmp_path / "cache")]
+    monkeypatch.setattr("sys.argv", [*arguments, "--list"])
+    tool.main()
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    monkeypatch.setattr("sys.argv", arguments)
+    tool.main()
+    (figure,) = [each for each in json.loads(path.read_text())["figures"] if each["id"] == "dp-scaffold/fig3"]
+    rows = figure["claims"][0]["robustness"]["verdicts"]
+    assert [(row["setting"], row["verdict"]) for row in rows] == [
+        (row["setting"], row["verdict"]) for row in (reference, lower, higher)
+    ]
+    assert figure["claims"][1]["robustness"]["verdicts"][0]["verdict"] == decided

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from dither.errors import DitherError, SpecError, did_you_mean
-from dither.reproduction.judging import FAILS, HOLDS, Verdict, all_of
+from dither.reproduction.judging import FAILS, HOLDS, LOOKS, Verdict, all_of
 from dither.spec import Spec
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Scale:
     values: Values = field(default_factory=dict)
     proven_seeds: int | None = None  # at equal proven ε; None: as many as `seeds`, 0: not at this scale
     proven_grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # where it differs from `grid`
-    max_seeds: int = 0  # an undecided criterion gets more seeds, up to this many
+    max_seeds: int = 0  # an undecided criterion gets more seeds, up to this many; 30 at `robust` and `full`
     note: str = ""
 
 
@@ -526,9 +526,8 @@ def paper(name: str) -> Paper:
     for number, own_fields in enumerate(declared["figures"], declared["first_figure"]):
         alike = declared[own_fields.pop("like")] if "like" in own_fields else {}
         fields = _merged(_merged(declared["every_figure"], alike), own_fields)
-        # Undecided findings get as many seeds with an open setting changed as at the reference.
-        most = fields["full"].get("max_seeds", 0)
-        fields["robust"] = {**fields.get("robust", fields["quick"]), "max_seeds": most}
+        fields["robust"] = {"max_seeds": LOOKS[-1], **fields.get("robust", fields["quick"])}
+        fields["full"] = {"max_seeds": LOOKS[-1], **fields["full"]}
         fields["scales"] = {scale: Scale(**fields.pop(scale)) for scale in SCALES}
         criteria = [
             Criterion(**{**criterion, "judge": _judge(module, criterion["judge"])})

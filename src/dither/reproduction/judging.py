@@ -40,16 +40,21 @@ class Verdict:
     text: str
     numbers: tuple[dict[str, Any], ...] = ()
 
+    @property
+    def seeds(self) -> int:
+        """How many seeds it rests on; 0 for a formula."""
+        return max((row.get("seeds", 0) for row in self.numbers), default=0)
+
 
 @dataclass(frozen=True)
 class Robustness:
     """The verdicts of one finding in several settings: the reference first."""
 
     scale: str
-    verdicts: tuple[dict[str, str], ...]  # "setting", "changes" (names of open settings), "verdict"
+    verdicts: tuple[dict[str, Any], ...]  # "setting", "changes" (names of open settings), "verdict", "seeds"
 
     @property
-    def computed(self) -> list[dict[str, str]]:
+    def computed(self) -> list[dict[str, Any]]:
         """The settings that were computed and judged."""
         return [row for row in self.verdicts if row["verdict"] not in (NOT_COMPUTED, NOT_JUDGED)]
 

@@ -203,7 +203,7 @@ def _claim(claim: JudgedCriterion) -> str:
 def _seeds(figure: FigureResult) -> str:
     """How many seeds each line has, and how many an undecided criterion was given."""
     verdicts = [getattr(claim, view) for claim in figure.claims for view in VIEW_TITLES]
-    most = max((row.get("seeds", 0) for verdict in verdicts if verdict for row in verdict.numbers), default=0)
+    most = max((verdict.seeds for verdict in verdicts if verdict), default=0)
     more = f"; up to {most} where a criterion was undecided" if most > figure.seeds else ""
     return f"{figure.seeds}{more}" if figure.seeds else ""
 

@@ -177,7 +177,7 @@ def _reproduced(
     """Compute figures; judge and draw them."""
     runs = Cache(task.cache)
     accounts, chosen = Accounts(runs, task.data_dir), [load(name) for name in names]
-    work = _Work(chosen, task.scale, task.robust, runs, None if task.only_compute else accounts)
+    work = Work.of_figures(chosen, task.scale, task.robust, runs, None if task.only_compute else accounts)
     refused, computed = work.compute(data_dir=task.data_dir, on_progress=on_progress, deadline=task.deadline)
     figures = []
     for figure in chosen if not task.only_compute else ():
@@ -240,7 +240,7 @@ def estimates(
     """How many runs each figure still needs, and about how long they take: a sentence for each figure."""
     runs, kind = Cache(cache), devices.device_kind()
     missing: dict[str, list[float]] = {}
-    for point in _Work(select(what), scale, robust, runs, None).points():
+    for point in Work.of_figures(select(what), scale, robust, runs, None).points():
         if point.key not in runs:
             missing.setdefault(point.figure, []).append(batches.estimated_seconds(point.spec, kind))
     return [
@@ -275,24 +275,30 @@ def _unique(needs: Iterable[tuple[Figure, Mapping[str, Spec]]]) -> list[Point]:
     return list(by_key.values())
 
 
-class _Work:
-    """What is to be computed: figures at a scale, and their findings with open settings changed at another."""
+class Work:
+    """What is to be computed: the runs that views show, and those that decide criteria."""
 
     def __init__(
-        self, figures: Sequence[Figure], scale: str, robust: str, runs: Cache, accounts: Accounts | None
+        self, runs: Cache, judged: Sequence[tuple[View, Sequence[Criterion]]], shown: Sequence[View] = ()
     ) -> None:
-        self.runs = runs
-        self._views = [view for figure in figures for view in figure.views(scale, runs, accounts)]
-        changed = [changed_views(figure, robust, runs) for figure in figures] if robust else []
-        self._changed = [view for views in changed for _, view in views]
+        self.runs, self._judged, self._shown = runs, judged, shown
+
+    @classmethod
+    def of_figures(
+        cls, figures: Sequence[Figure], scale: str, robust: str, runs: Cache, accounts: Accounts | None
+    ) -> Work:
+        """Figures at a scale, and their findings with open settings changed at another."""
+        shown = [view for figure in figures for view in figure.views(scale, runs, accounts)]
+        judged = [(view, judged_in(view)) for view in shown]
+        for figure in figures if robust else ():
+            judged += [(view, judged_criteria(figure)) for _, view in changed_views(figure, robust, runs)]
+        return cls(runs, judged, shown)
 
     def points(self) -> list[Point]:
         """Every run that is known to be needed so far: first those of all figures, then more seeds."""
-        judged = [(view, view.figure.criteria) for view in self._views]
-        changed = [(view, judged_criteria(view.figure)) for view in self._changed]
-        needs = [(view.figure, view.needed()) for view in self._views]
-        needs += [(view.figure, each.needs(view)) for view, criteria in changed for each in criteria]
-        for view, criteria in judged + changed:
+        needs = [(view.figure, view.needed()) for view in self._shown]
+        needs += [(view.figure, each.needs(view)) for view, criteria in self._judged for each in criteria]
+        for view, criteria in self._judged:
             for criterion in criteria:
                 more: dict[str, Spec] = {}
                 with suppress(MissingRun, DataError):
@@ -334,8 +340,7 @@ def settled(criterion: Criterion, view: View, more: dict[str, Spec] | None = Non
 
 def _wider(view: View) -> list[View]:
     """The view with more seeds, for each further look at an undecided criterion."""
-    looks = LOOKS if view.kind != PROVEN else ()
-    return [view.like(more_seeds=s) for s in looks if len(view.seeds) < s <= view.scale.max_seeds]
+    return [view.like(more_seeds=s) for s in LOOKS if len(view.seeds) < s <= view.scale.max_seeds]
 
 
 class _OutOfTime(Exception):
@@ -498,7 +503,7 @@ def _judged(
     """The verdict in each view whose runs are there; as printed they must be. Further seeds go into `behind`."""
     verdicts = {}
     for view in views:
-        if view.proven and not criterion.proven:
+        if criterion not in judged_in(view):
             continue
         try:
             verdicts[view.kind] = settled(criterion, view, behind)
@@ -563,6 +568,11 @@ def changed_views(
         yield change, View(figure, scale, runs, accounts, changed=change.values)
 
 
+def judged_in(view: View) -> Sequence[Criterion]:
+    """The criteria that make sense in a view."""
+    return [criterion for criterion in view.figure.criteria if criterion.proven or not view.proven]
+
+
 def judged_criteria(figure: Figure) -> Sequence[Criterion]:
     """The criteria as the paper states them, where a run stands behind them."""
     return [criterion for criterion in figure.criteria if not criterion.variant]
@@ -572,13 +582,18 @@ def judge_changed(
     figure: Figure, scale: str, runs: Mapping[str, FinishedRun], accounts: Accounts
 ) -> dict[str, Robustness]:
     """Each criterion of the figure in every setting, by its id."""
-    rows: dict[str, list[dict[str, str]]] = {criterion.id: [] for criterion in judged_criteria(figure)}
+    rows: dict[str, list[dict[str, Any]]] = {criterion.id: [] for criterion in judged_criteria(figure)}
     for change, view in changed_views(figure, scale, runs, accounts):
         for criterion in judged_criteria(figure):
-            try:
-                verdict = settled(criterion, view).status
-            except (MissingRun, DataError):
-                verdict = NOT_COMPUTED
-            row = {"setting": change.label, "changes": ", ".join(change.settings), "verdict": verdict}
-            rows[criterion.id].append(row)
+            rows[criterion.id].append(changed_row(criterion, change, view))
     return {name: Robustness(scale, tuple(verdicts)) for name, verdicts in rows.items()}
+
+
+def changed_row(criterion: Criterion, change: Change, view: View) -> dict[str, Any]:
+    """The verdict in one setting, and how many seeds it rests on."""
+    try:
+        verdict = settled(criterion, view)
+    except (MissingRun, DataError):
+        verdict = Verdict(NOT_COMPUTED, "")
+    said = {"setting": change.label, "changes": ", ".join(change.settings), "verdict": verdict.status}
+    return {**said, "seeds": verdict.seeds}
