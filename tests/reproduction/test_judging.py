@@ -153,3 +153,15 @@ def test_settings_that_were_not_computed_are_counted_apart():
     table = robust(("", HOLDS), ("rate", judging.NOT_COMPUTED), ("clip", NOT_JUDGED))
     assert table.describe() == "holds in 1 of 1 setting; 1 not computed"
     assert robust(("", NOT_JUDGED)).describe() == "not judged at scale robust"
+
+
+@pytest.mark.parametrize(("first", "chance"), [(5, 0.057), (3, 0.071)])
+def test_the_chance_of_a_false_alarm_in_any_look(first, chance):
+    """As docs/reproduce.md says: seeds without an effect, judged after the first look and at all later ones."""
+    gaps = np.random.default_rng(0).standard_normal((100_000, judging.LOOKS[-1]), dtype=np.float32)
+    alarms = np.zeros(len(gaps), bool)
+    for seeds in sorted({first, *judging.LOOKS}):
+        looked = gaps[:, :seeds]
+        errors = looked.std(1, ddof=1) / np.sqrt(seeds)
+        alarms |= np.abs(looked.mean(1)) > judging.threshold(seeds) * errors
+    assert alarms.mean() == pytest.approx(chance, abs=0.002)  # 2.6 standard errors of 100,000 trials

@@ -3,8 +3,9 @@
 Runs that share a seed share partition, initial model, cohorts and noise directions, so two settings are compared
 seed by seed. A difference is the mean of the paired differences. It is significant when it exceeds two standard
 errors of that mean by Student's t. A criterion that is undecided gets more seeds and is looked at again, at most
-four times (`LOOKS`), so each look is at the level of 1.8% that keeps the chance of a false alarm in any of them at
-5% (Pocock 1977): 3.9 standard errors for 5 seeds, 2.5 for 30. Every judge answers
+four times (`LOOKS`), so each look is at Pocock's level for four looks, 1.8%: 3.9 standard errors for 5 seeds, 2.5
+for 30. The chance of a false alarm in any of them is then 5.7%, or 7.1% where the first look is after 3 seeds
+(tests/reproduction/test_judging.py). Every judge answers
 
     holds          the seeds show it
     fails          the seeds show the opposite
