@@ -20,6 +20,7 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
@@ -163,8 +164,14 @@ class Criterion(NamedTuple):
         return Verdict(FAILS, text, verdict.numbers)
 
     def needs(self, view: View) -> dict[str, Spec]:
-        """The runs that `verdict` asks for, by key."""
-        return view.needs(self.judge) | (view.twin().needs(self.judge) if self.control else {})
+        """The runs that `verdict` asks for, by key. The twin's follow once these are there."""
+        needed = view.needs(self.judge)
+        if not (self.control and all(key in view.runs for key in needed)):
+            return needed
+        with suppress(MissingRun):  # where nothing is accounted, the twin may be needed
+            if self.judge(view).status != HOLDS:
+                return needed
+        return needed | view.twin().needs(self.judge)
 
 
 @dataclass(frozen=True)
