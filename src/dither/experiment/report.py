@@ -643,11 +643,13 @@ class Report(Overview):
 
     def outputs(self, features: Any, *, labels: str = "required") -> tuple[np.ndarray, np.ndarray]:
         """The model's output for each record, and the encoded labels (none if `labels` is "ignore")."""
+        from dither.models import scores_of_each
+
         outputs, y = [], []
         for encoded in self._pieces(features, labels=labels):
             if encoded.y is None and labels == "required":
                 raise DataError(f"{str(features)!r} has no labels to evaluate on")
-            outputs.append(np.asarray(self.model.apply(self.params, self._model_input(encoded.x))))
+            outputs.append(np.asarray(scores_of_each(self.model, self.params, self._model_input(encoded.x))))
             y.append(np.zeros(0) if encoded.y is None else encoded.y)
         return np.concatenate(outputs), np.concatenate(y)
 

@@ -92,6 +92,14 @@ def losses(model: Model, params: Params, x: Array, y: Array) -> Array:
     return model.loss(model.apply(params, x), y)
 
 
+def scores_of_each(model: Model, params: Params, x: Array) -> Array:
+    """The scores of each record from that record alone, whatever a model of your own does with a batch: private
+    evaluations count on it. (Dense layers keep records apart by themselves.)"""
+    if model.layers:
+        return model.apply(params, x)
+    return jax.vmap(lambda one: model.apply(params, one[None])[0])(jnp.asarray(x))
+
+
 def predict(scores: Array, task: str = "classification") -> Array:
     """The class of each record from its scores; for regression the scaled label, within its bounds."""
     if task == "regression":
