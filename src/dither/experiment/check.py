@@ -183,7 +183,7 @@ def _release(steps: Steps, missing: dict[str, str]) -> Release:
 
 
 def _uses(steps: Steps) -> int:
-    """Steps that may use a record: of shuffled epochs one each, and they may begin anew with every kind of step."""
+    """Steps that may use a record: one of each shuffled epoch. Epochs may begin anew with every kind of step."""
     rate = steps.rate()
     if steps.sampling != "shuffled" or not 0 < rate <= 1:
         return steps.steps
