@@ -371,6 +371,8 @@ def _uploads_cut(experiment: Experiment, *, noisy: bool = True) -> bool:
     if plan.aggregation == "off" or plan.exact_sums or plan.discrete_noise:
         return False
     if plan.clip == "example" and plan.batch_sampling.startswith("poisson"):
+        if plan.adjacency == ADD_REMOVE:
+            return True  # the longest batch follows from a count, which no ε may show
         longest *= batch_sampler(plan._replace(batch_sampling="poisson")).width / plan.batch_size
     smallest = min(map(len, plan.cohorts))
     heaviest = 1.0 if plan.weights is None else float(np.max(plan.weights) / np.mean(plan.weights))
