@@ -97,7 +97,9 @@ def scores_of_each(model: Model, params: Params, x: Array) -> Array:
     evaluations count on it. (Dense layers keep records apart by themselves.)"""
     if model.layers:
         return model.apply(params, x)
-    return jax.vmap(lambda one: model.apply(params, one[None])[0])(jnp.asarray(x))
+    x = jnp.asarray(x)
+    shape = jax.eval_shape(model.apply, params, x).shape[1:]
+    return jax.vmap(lambda one: model.apply(params, one[None]).reshape(shape))(x)
 
 
 def predict(scores: Array, task: str = "classification") -> Array:
