@@ -20,7 +20,7 @@ from typing import Any
 
 from dither.accounting import ADJACENCIES, FLOAT_NOISE, REPLACE_ONE, ZERO_OUT, ProvenRow, account, shuffled_uses
 from dither.errors import NoProof, SpecError, did_you_mean
-from dither.experiment.report import Overview, epsilon_text
+from dither.experiment.report import Overview, bound_text, epsilon_text
 from dither.types import Release, Sampling
 
 _CHOICES = {
@@ -109,7 +109,7 @@ class Check(Overview):
         lines = [("claimed ε", f"{claimed}, δ = {training.delta:g} ({relation})")]
         for row in self.table:
             why = row.detail if math.isinf(row.value) else row.recipe
-            lines.append(("proven ε", f"{epsilon_text(row.value)}, δ = {row.delta:g}, {row.adjacency} ({why})"))
+            lines.append(("proven ε", f"{bound_text(row.value)}, δ = {row.delta:g}, {row.adjacency} ({why})"))
         if training.claimed_epsilon is not None:
             verdict = "a proof supports the claim" if self.supported else "no proof here supports the claim"
             lines.append(("verdict", verdict))
