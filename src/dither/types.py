@@ -352,6 +352,7 @@ class PrivacyPlan(NamedTuple):
     round_numbers: tuple[int, ...] = ()  # of these rounds, where some were made twice; empty: 0, 1, 2, ...
     missing: int = 0  # clients that may lack in a sum: their noise counts as little as a colluder's
     noise_ratio: float = 0.0  # least over largest noise that clients add to the sum
+    uploads_cut: bool = False  # noisy uploads may reach the bound at which they are encoded for a secure sum
     convex: bool = False
     smoothness: float | None = None
     not_covered: tuple[str, ...] = ()
@@ -369,9 +370,16 @@ class PrivacyPlan(NamedTuple):
     @property
     def noise_projected(self) -> bool:
         """Whether uploads are projected onto a ball after their noise was added, or may be so long that they are
-        clamped (`clipping.REACH`): then it protects the upload that carries it, and no other one in a sum."""
-        longest = max(self.client_lr * self.local_steps * self.clip_norm, self.options.get("param_clip", 0.0))
-        return (self.max_norm > 0 or longest >= 2.0**30) and not self.discrete_noise
+        clamped (`clipping.REACH`, or the bound of a secure sum): then it protects the upload that carries it, and
+        no other one in a sum."""
+        cut = self.max_norm > 0 or self.uploads_cut or self.longest_upload >= 2.0**30
+        return cut and not self.discrete_noise
+
+    @property
+    def longest_upload(self) -> float:
+        """How far records may move a client's model in a round, before its weight and its noise."""
+        param_clip: float = self.options.get("param_clip", 0.0)
+        return max(self.client_lr * self.local_steps * self.clip_norm, 2 * param_clip)
 
     @property
     def lattice(self) -> Lattice | None:

@@ -129,3 +129,12 @@ def test_a_compiler_that_knows_no_nan_is_refused(flag, monkeypatch):
         engine.Simulation(models.logistic(6), lambda hyper: None, num_clients=1, cohort_size_at=lambda index: 1)
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
     devices.set_up()
+
+
+def test_a_file_of_compiler_flags_is_refused(tmp_path, monkeypatch):
+    """XLA also reads its flags from a file that XLA_FLAGS names. With fast math in it, random bits as records made
+    every model's clipped sum infinite."""
+    (tmp_path / "flags").write_text("--xla_cpu_enable_fast_math=true")
+    monkeypatch.setenv("XLA_FLAGS", f" {tmp_path}/flags")
+    with pytest.raises(SpecError, match="a file of flags"):
+        devices.set_up()

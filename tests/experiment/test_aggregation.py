@@ -8,6 +8,7 @@ from dither import accounting
 from dither.accounting import accountant
 from dither.accounting.ledger.runs import Ledger
 from dither.errors import SpecError
+from dither.experiment import train
 from dither.experiment.account import account
 from dither.experiment.build import build_experiment, engine_options, tolerated
 from dither.experiment.sweep.batches import program
@@ -77,9 +78,13 @@ def test_clamps_are_said_and_take_the_cover_off_the_credit(tmp_path):
     made = dither.run(Spec().with_values(values), out=tmp_path / "run")
     assert made.local.clamped > 0  # how many is exact, and so local; that there is a limit is public
     assert "clamped" not in made.summary["traffic"]
-    rows = made.epsilon.table
-    (row,) = [r for r in rows if r.view == "sum" and r.adjacency == "replace-one"]
-    assert any("beyond 0.001 are clamped" in text for text in row.not_covered)
+    seen = {r.view: r for r in made.epsilon.table if r.adjacency == "replace-one" and r.unit == "run"}
+    assert seen["sum"].value == seen["upload"].value  # what is cut has lost noise that others would count on
+    roomy = Spec().with_values({**values, "secagg.bound": 60.0})
+    table = train._clamp_noted(account(roomy).epsilon.table, 60.0, roomy)
+    free = {r.view: r for r in table if r.adjacency == "replace-one" and r.unit == "run"}
+    assert free["sum"].value < 0.6 * free["upload"].value
+    assert any("beyond 60 are clamped" in text for text in free["sum"].not_covered)
 
 
 def test_noise_is_set_for_the_fewest_clients_that_open_a_sum():

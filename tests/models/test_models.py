@@ -138,3 +138,18 @@ def test_steps_on_clipped_gradients_never_expand_up_to_the_rate_that_the_curvatu
     ratio = np.asarray(after / before)
     assert np.max(ratio) > 0.999, "some pair keeps its distance: the bound is tight"
     assert np.min(ratio) < 0.95, "the steps do something"
+
+
+@pytest.mark.parametrize("scores", [(), (1,), (3,)])
+def test_scores_of_each_are_those_of_a_batch(scores):
+    """Also of a model that squeezes a batch of one."""
+    weights = np.linspace(-1, 1, 4 * max(scores, default=1)).reshape(4, -1).astype(np.float32)
+    x = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+
+    def apply(params, x):
+        return (x @ params).reshape(len(x), *scores).squeeze() if scores != (1,) else x @ params
+
+    model = models.Model(lambda key: weights, apply)
+    each = models.scores_of_each(model, weights, x)
+    assert each.shape == (5, *scores)
+    assert np.allclose(each, apply(weights, x), atol=1e-6)

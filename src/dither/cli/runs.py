@@ -168,6 +168,8 @@ def evaluate(
             common.print_table(
                 result.rows(), title=f"{result.records:,} records", footer=common.counts_guarantee(epsilon, delta)
             )
+            for note in result.not_covered:
+                typer.echo(note)
         return
     if len(data) > 1:
         raise SpecError(

@@ -29,6 +29,7 @@ from dither.data.drafts import Draft, draft
 from dither.data.hashing import check_unchanged, file_digest, hash_table
 from dither.data.plots import class_counts, describe, draw_partition, partition_table
 from dither.data.schema import (
+    NOT_COVERED,
     Categorical,
     Encoded,
     Label,

@@ -33,7 +33,16 @@ import numpy as np
 
 from dither.data.dataset import Dataset, LoadOptions, MappedArray, Part, blocks, make_dataset, zeros_aligned
 from dither.data.hashing import RecordHasher, hash_arrays
-from dither.data.schema import PUBLIC, READ_FROM_DATA, Encoded, Label, canonical, propose_task, scaled_labels
+from dither.data.schema import (
+    NOT_COVERED,
+    PUBLIC,
+    READ_FROM_DATA,
+    Encoded,
+    Label,
+    canonical,
+    propose_task,
+    scaled_labels,
+)
 from dither.data.tables import StrPath, existing_file, first_line
 from dither.errors import DataError, did_you_mean
 
@@ -399,7 +408,7 @@ def _assemble(
     known: dict[str, Any] = {
         "feature_names": _feature_names(math.prod(train.x.shape[1:])),
         "image_shape": (*image_shape, 1) if len(image_shape) == 2 else image_shape,
-        "notes": (f"preprocessing not covered: {what} read from the data",) if read else (),
+        "notes": (f"{NOT_COVERED}: {what} read from the data",) if read else (),
         "covered": not read,
     }
     return make_dataset(train.name, label, encoded(train), test and encoded(test), options, **known)

@@ -62,6 +62,7 @@ _WHOLE_NUMBER = re.compile(r"[+-]?\d+\.0+")
 PUBLIC = "public"
 PRIVATE = "private"  # estimated with noise, at the ε that the schema states
 READ_FROM_DATA = "read from data"
+NOT_COVERED = "preprocessing not covered"  # how a note on such values begins
 UNSTATED = "not stated"  # a file that does not say where a value came from: not covered
 _ORIGINS = (PUBLIC, PRIVATE, READ_FROM_DATA, UNSTATED)
 OTHER = "(other)"  # in brackets: "Other" is itself a category of Adult's race
@@ -304,9 +305,9 @@ class Schema:
         more = f" and {len(values) - 3} more values" if len(values) > 3 else ""
         listed = f"{', '.join(values[:3])}{more}"
         if READ_FROM_DATA in self._origins():
-            return (f"preprocessing not covered: {listed} were read from the data",)
+            return (f"{NOT_COVERED}: {listed} were read from the data",)
         return (
-            f"preprocessing not covered: the schema does not say where {listed} came from; if they were chosen "
+            f"{NOT_COVERED}: the schema does not say where {listed} came from; if they were chosen "
             f'without the records, add origin = "{PUBLIC}" at its top',
         )
 

@@ -27,6 +27,7 @@ from dither.accounting.ledger.store import known_records
 from dither.errors import RunExists, SpecError
 from dither.experiment.report import RoundingMargin
 from dither.methods import Method, method, prepare
+from dither.methods.local import batch_sampler
 from dither.models import Model, count_params, program_digest
 from dither.models import from_spec as model_from_spec
 from dither.privacy import sampling
@@ -94,7 +95,7 @@ class Experiment:
         """The accountant of this experiment, if at most `missing` clients are absent from any sum (by default as
         many as the spec tolerates)."""
         missing = tolerated(self.spec) if missing is None else missing
-        if missing == self.plan.missing:
+        if missing == self.plan.missing and not self.plan.uploads_cut:
             return Accountant(self.plan, self.prepared.releases, self._alike)
         plan = self.plan._replace(missing=missing)
         return Accountant(plan, self.prepare(missing=missing).build(plan.hyper).releases)
@@ -217,9 +218,11 @@ def assemble(
     _check_supported(prepared, spec.method)
     experiment = Experiment(spec, dataset, partition, problem, model, prepared, chosen)
     experiment = experiment.with_plan(**_completion(experiment, federated))
+    calibrates = spec.privacy.noise == "proven" and math.isfinite(spec.privacy.epsilon)
+    experiment = experiment.with_plan(uploads_cut=_uploads_cut(experiment, noisy=not calibrates))
     if prepared.stop_when_proven and math.isfinite(spec.privacy.epsilon):
         experiment = experiment.first_rounds(_last_affordable(experiment))
-    if spec.privacy.noise != "proven" or math.isinf(spec.privacy.epsilon):
+    if not calibrates:
         return experiment
     if prepared.plan.assumed or spec.privacy.assume_credit:
         raise SpecError(
@@ -238,6 +241,12 @@ def assemble(
             weights=weights,
             noise_ratio=noise_ratio(prepared.build(hyper), plan.client_sizes, weights),
             upload_unit=plan.upload_unit * float(weights.min()),
+        )
+    calibrated = calibrated.with_plan(uploads_cut=_uploads_cut(calibrated))
+    if calibrated.plan.uploads_cut and not plan.uploads_cut and spec.privacy.view != "upload":
+        raise SpecError(
+            f"a secure sum would cut the noise of uploads, on which privacy.view={spec.privacy.view!r} counts: "
+            "lower secagg.scale_bits, raise secagg.bound, or set secagg.modulus_bits to 64"
         )
     claim = prepared.reclaim(calibrated.plan.hyper) if prepared.reclaim else prepared.claim
     return replace(calibrated, prepared=calibrated.prepared._replace(claim=claim))
@@ -332,14 +341,7 @@ def aggregation(experiment: Experiment) -> Aggregation | None:
     spec, secagg, plan = experiment.spec, experiment.spec.secagg, experiment.plan
     if plan.aggregation == "off":
         return None
-    largest = max(len(cohort) for cohort in plan.cohorts)
-    room = 2 if plan.discrete_noise else 1  # half of the range for the noise
-    if plan.exact_sums:  # uploads are integers already
-        encoding = FixedPoint.fitting(largest, scale_bits=0, modulus_bits=secagg.modulus_bits)
-    elif secagg.bound:
-        encoding = FixedPoint(plan.scale_bits, secagg.modulus_bits, secagg.bound, room * largest).check()
-    else:
-        encoding = FixedPoint.fitting(room * largest, scale_bits=plan.scale_bits, modulus_bits=secagg.modulus_bits)
+    encoding = _encoding(experiment).check()
     fewest = max(min(spec.federation.min_clients, plan.cohort_size), plan.colluders + 2)
     rules = Rules(encoding.modulus_bits, secagg.threshold, plan.colluders, fewest, secagg.neighbours)
     secure_sum = Aggregation(plan.aggregation, encoding, rules, integers=plan.exact_sums)
@@ -348,6 +350,43 @@ def aggregation(experiment: Experiment) -> Aggregation | None:
     if plan.discrete_noise:
         secure_sum = secure_sum._replace(noise_std=_upload_noise(experiment, encoding))
     return secure_sum
+
+
+def _encoding(experiment: Experiment) -> FixedPoint:
+    """How uploads become integers of a secure sum."""
+    plan, secagg = experiment.plan, experiment.spec.secagg
+    largest = max(map(len, plan.cohorts))
+    room = 2 if plan.discrete_noise else 1  # half of the range for the noise
+    if plan.exact_sums:  # uploads are integers already
+        return FixedPoint.fitting(largest, scale_bits=0, modulus_bits=secagg.modulus_bits)
+    if secagg.bound:
+        return FixedPoint(plan.scale_bits, secagg.modulus_bits, secagg.bound, room * largest)
+    return FixedPoint.fitting(room * largest, scale_bits=plan.scale_bits, modulus_bits=secagg.modulus_bits)
+
+
+def _uploads_cut(experiment: Experiment, *, noisy: bool = True) -> bool:
+    """Whether encoding may cut floats that carry noise: where records all pull one way, and by eight deviations of
+    the largest noise (if `noisy`). What is cut has lost noise that other clients count on."""
+    plan, longest = experiment.plan, experiment.plan.longest_upload
+    if plan.aggregation == "off" or plan.exact_sums or plan.discrete_noise:
+        return False
+    if plan.clip == "example" and plan.batch_sampling.startswith("poisson"):
+        if plan.adjacency == ADD_REMOVE:
+            return True  # the longest batch follows from a count, which no ε may show
+        longest *= batch_sampler(plan._replace(batch_sampling="poisson")).width / plan.batch_size
+    smallest = min(map(len, plan.cohorts))
+    heaviest = 1.0 if plan.weights is None else float(np.max(plan.weights) / np.mean(plan.weights))
+    deviation = _largest_noise(experiment, smallest) if noisy else 0.0
+    return heaviest / smallest * (longest + 8 * deviation) > _encoding(experiment).bound
+
+
+def _largest_noise(experiment: Experiment, cohort_size: int) -> float:
+    """The largest deviation of any client's noise on the change of its model, in the first round."""
+    plan, releases = experiment.plan, experiment.prepared.releases
+    loudest = {int(np.argmax(plan.hyper[name])) for name in plan.noise_names} or {0}  # 0 if all have the same
+    infos = [RoundInfo(0, client, int(plan.client_sizes[client]), cohort_size) for client in loudest]
+    squares = [sum(r.uses * r.noise_std**2 for r in releases(info) if r.channel == "uplink") for info in infos]
+    return math.sqrt(max(squares)) * (1.0 if plan.upload_noise else plan.client_lr)  # upload, or gradients
 
 
 def _upload_noise(experiment: Experiment, encoding: FixedPoint) -> Callable[[int, int, int], float]:

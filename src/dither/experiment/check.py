@@ -18,10 +18,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from dither.accounting import ADJACENCIES, FLOAT_NOISE, REPLACE_ONE, ZERO_OUT, ProvenRow, account
+from dither.accounting import ADJACENCIES, FLOAT_NOISE, REPLACE_ONE, ZERO_OUT, ProvenRow, account, shuffled_uses
 from dither.errors import NoProof, SpecError, did_you_mean
-from dither.experiment.report import Overview, epsilon_text
-from dither.types import Conditions, Release, Sampling
+from dither.experiment.report import Overview, bound_text, epsilon_text
+from dither.types import Release, Sampling
 
 _CHOICES = {
     "sampling": ("poisson", "fixed", "shuffled", "full"),
@@ -109,7 +109,7 @@ class Check(Overview):
         lines = [("claimed ε", f"{claimed}, δ = {training.delta:g} ({relation})")]
         for row in self.table:
             why = row.detail if math.isinf(row.value) else row.recipe
-            lines.append(("proven ε", f"{epsilon_text(row.value)}, δ = {row.delta:g}, {row.adjacency} ({why})"))
+            lines.append(("proven ε", f"{bound_text(row.value)}, δ = {row.delta:g}, {row.adjacency} ({why})"))
         if training.claimed_epsilon is not None:
             verdict = "a proof supports the claim" if self.supported else "no proof here supports the claim"
             lines.append(("verdict", verdict))
@@ -126,11 +126,9 @@ def check(what: Any, values: Mapping[str, Any] | None = None) -> Check:
     for the whole training or for all of its steps."""
     training = what if isinstance(what, Training) else _training(_described(what), dict(values or {}))
     missing: dict[str, str] = {}  # what is not stated -> what would fix it
-    releases = [(_release(steps, missing), steps.steps) for steps in training.releases]
-    conditions = Conditions(num_rounds=sum(steps.steps for steps in training.releases))
+    releases = [(_release(steps, missing), _uses(steps)) for steps in training.releases]
     table = tuple(
-        account(releases, training.delta, conditions, adjacency=adjacency, views=("upload",))[0]
-        for adjacency in ADJACENCIES
+        account(releases, training.delta, adjacency=adjacency, views=("upload",))[0] for adjacency in ADJACENCIES
     )
     gaps = [] if training.exact_noise else [FLOAT_NOISE]
     if training.randomness != "secure":
@@ -173,8 +171,8 @@ def _release(steps: Steps, missing: dict[str, str]) -> Release:
         )
     if steps.clipping == "batch":
         missing["batch clip"] = "clipping a batch's mean bounds no single record; clip every record's gradient"
-    if kind == "full":
-        rate = 1.0
+    if kind in ("full", "shuffled"):  # of a shuffled epoch one step uses the record: `_uses`
+        kind, rate = "full", 1.0
     adjacency = ZERO_OUT if steps.clipping == "example" else REPLACE_ONE
     # A record may turn a clipped batch round, whether it is replaced or drawn: for Poisson batches the recipe
     # takes half of a replacement's distance for a draw, so the replacement's is stated at twice its size.
@@ -182,6 +180,14 @@ def _release(steps: Steps, missing: dict[str, str]) -> Release:
     public = bool(steps.sampling_rate) and steps.public_rate
     sampling = Sampling(kind, rate, adjacency, 0.0, steps.batch_size, steps.records, fixed_rate=public)
     return Release("uplink", steps.noise_multiplier, distance, 1, sampling, "the description")
+
+
+def _uses(steps: Steps) -> int:
+    """Steps that may use a record: one of each shuffled epoch. Epochs may begin anew with every kind of step."""
+    rate = steps.rate()
+    if steps.sampling != "shuffled" or not 0 < rate <= 1:
+        return steps.steps
+    return shuffled_uses(steps.steps, max(1, math.floor(1 / rate + 1e-9)))
 
 
 # Reading

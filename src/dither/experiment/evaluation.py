@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pandas as pd
 from scipy.special import expit
 
 from dither import models
-from dither.data import row_split
+from dither.data import NOT_COVERED, row_split
 from dither.experiment import counting
 from dither.experiment.counting import Counter, Counting, Question
 from dither.experiment.folder import to_json
@@ -45,6 +45,7 @@ class PrivateScores:
     records: int  # public: how many there are (zero-out)
     epsilon: float
     delta: float
+    not_covered: tuple[str, ...] = ()  # what else of the training records the scores follow from
 
     def to_json(self) -> str:
         return to_json(self, indent=2)
@@ -88,7 +89,9 @@ def evaluate_privately(
     options: dict[str, Any] = {"what": "evaluation", "lists_names": False, "new_ledger": new_ledger}
     counting.charge(ledger, data, contents, epsilon, delta, **options)
     counter = Counting(tables, epsilon, delta, words, lists_names=False)
-    return private_scores(counter, report.classes, report.label.bounds, epsilon, delta)
+    scores = private_scores(counter, report.classes, report.label.bounds, epsilon, delta)
+    # Bounds that were read from the training records scale what is scored, and the errors of a regression.
+    return replace(scores, not_covered=tuple(note for note in report.notes if note.startswith(NOT_COVERED)))
 
 
 def private_scores(

@@ -643,11 +643,13 @@ class Report(Overview):
 
     def outputs(self, features: Any, *, labels: str = "required") -> tuple[np.ndarray, np.ndarray]:
         """The model's output for each record, and the encoded labels (none if `labels` is "ignore")."""
+        from dither.models import scores_of_each
+
         outputs, y = [], []
         for encoded in self._pieces(features, labels=labels):
             if encoded.y is None and labels == "required":
                 raise DataError(f"{str(features)!r} has no labels to evaluate on")
-            outputs.append(np.asarray(self.model.apply(self.params, self._model_input(encoded.x))))
+            outputs.append(np.asarray(scores_of_each(self.model, self.params, self._model_input(encoded.x))))
             y.append(np.zeros(0) if encoded.y is None else encoded.y)
         return np.concatenate(outputs), np.concatenate(y)
 
@@ -733,9 +735,15 @@ def epsilon_text(value: float | str) -> str:
     return "∞" if math.isinf(float(value)) else f"{float(value):.3g}"
 
 
+def bound_text(value: float) -> str:
+    """An upper bound in three digits: rounded up, so that it stays one; or ∞."""
+    rounded = float(Context(prec=3, rounding=ROUND_CEILING).create_decimal(repr(float(value))))
+    return "∞" if math.isinf(rounded) else f"{rounded:g}"
+
+
 def at_most(value: float) -> str:
-    """An upper bound in three digits: rounded up, so that it stays one."""
-    return f"at most {float(Context(prec=3, rounding=ROUND_CEILING).create_decimal(repr(float(value)))):g}"
+    """An upper bound in words."""
+    return f"at most {bound_text(value)}"
 
 
 def bytes_text(count: float) -> str:

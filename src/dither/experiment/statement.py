@@ -20,6 +20,7 @@ from dither.experiment.report import (
     ADVERSARIES,
     SHORT_VIEWS,
     Report,
+    bound_text,
     epsilon_text,
     html_table,
     load,
@@ -217,12 +218,12 @@ def _in_short(report: Report, row: ProvenRow, total: float) -> Section:
         answer = [
             f"Suppose {ADVERSARIES[row.view]} guesses about one {unit}: {_GUESSES[row.adjacency]} If both answers "
             f"are equally likely beforehand, the guess is right in at most {odds:.3g}% of cases (50% is chance). "
-            f"This is differential privacy with ε = {epsilon_text(row.value)} and δ = {row.delta:g} "
+            f"This is differential privacy with ε = {bound_text(row.value)} and δ = {row.delta:g} "
             f"({'assumed, not proven' if row.assumed else 'proven'})."
         ]
         if total > row.value:
             answer.append(
-                f"Everything that the ledger knows about these records comes to ε = {epsilon_text(total)} for "
+                f"Everything that the ledger knows about these records comes to ε = {bound_text(total)} for "
                 "the same guess, adversary and δ."
             )
     if report.randomness == "seeded":
@@ -263,7 +264,7 @@ def _adversaries(report: Report) -> Section:
         (
             ADVERSARIES[row.view],
             "one message" if row.unit.startswith("message") else "the whole run",
-            epsilon_text(row.value) + (" (assumed)" if row.assumed else ""),
+            bound_text(row.value) + (" (assumed)" if row.assumed else ""),
             row.against or "nobody else",
         )
         for row in rows
@@ -288,7 +289,7 @@ def _targets(report: Report, party: str) -> list[Section]:
         return []
     head = ("institution", "its target ε", "proven ε", "claimed ε", "weight in the model")
     table = [
-        (row.client, f"{row.target:g}", epsilon_text(row.proven), epsilon_text(row.claimed), f"{row.weight:.3g}")
+        (row.client, f"{row.target:g}", bound_text(row.proven), epsilon_text(row.claimed), f"{row.weight:.3g}")
         for row in rows
     ]
     answer = (
@@ -339,7 +340,7 @@ def _composition(report: Report, row: ProvenRow, ledger: str | Path | None) -> t
         (
             book.called(dataset),
             str(len(spent.runs)),
-            epsilon_text(spent.epsilon),
+            bound_text(spent.epsilon),
             epsilon_text(spent.budget.epsilon) if spent.budget else "none set",
             epsilon_text(max(spent.budget.epsilon - spent.epsilon, 0.0)) if spent.budget else "–",
             f"{spent.delta:.4g}",
@@ -406,7 +407,7 @@ def _evidence(report: Report, row: ProvenRow) -> Section:
     head = ("kind", "ε", "how it was obtained")
     table = [
         ("claimed", epsilon_text(claim.value), f"the paper's formula, {claim.source}, per {claim.unit}"),
-        ("proven", epsilon_text(row.value), f"this software's accountant: {row.recipe}"),
+        ("proven", bound_text(row.value), f"this software's accountant: {row.recipe}"),
     ]
     for attack in report.epsilon.attacked:
         how = f"measured, {100 * attack.confidence:.3g}% confidence"

@@ -61,6 +61,7 @@ from dither.federation.state import (
     PendingUpload,
     ReleaseRecord,
 )
+from dither.models import scores_of_each
 from dither.privacy import clipping, noise
 from dither.secagg.client import ClientSession
 from dither.secagg.graph import Rules
@@ -482,7 +483,7 @@ class _Counting(_PartyRun):
         model = trained.model()
         shapes, structure = jax.tree.flatten(jax.eval_shape(model.init, jax.random.key(0)))
         leaves = message.model([(leaf.shape, leaf.dtype) for leaf in shapes])
-        predicted = model.apply(jax.tree.unflatten(structure, list(map(jnp.asarray, leaves))), x)
+        predicted = scores_of_each(model, jax.tree.unflatten(structure, list(map(jnp.asarray, leaves))), x)
         scored = score_columns(np.asarray(predicted), y, model.task, len(trained.classes))
         self._say(f"{LOCAL}on {len(scored):,} of your records that training left out, {_own(scored)}")
         return scored

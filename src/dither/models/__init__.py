@@ -92,6 +92,16 @@ def losses(model: Model, params: Params, x: Array, y: Array) -> Array:
     return model.loss(model.apply(params, x), y)
 
 
+def scores_of_each(model: Model, params: Params, x: Array) -> Array:
+    """The scores of each record from that record alone, whatever a model of your own does with a batch: private
+    evaluations count on it. (Dense layers keep records apart by themselves.)"""
+    if model.layers:
+        return model.apply(params, x)
+    x = jnp.asarray(x)
+    shape = jax.eval_shape(model.apply, params, x).shape[1:]
+    return jax.vmap(lambda one: model.apply(params, one[None]).reshape(shape))(x)
+
+
 def predict(scores: Array, task: str = "classification") -> Array:
     """The class of each record from its scores; for regression the scaled label, within its bounds."""
     if task == "regression":

@@ -44,7 +44,12 @@ def set_up() -> None:
 
 def _refuse_fast_math() -> None:
     """Under fast math the compiler may drop every check for a number that is not finite: a clip bounds nothing."""
-    for flag in os.environ.get("XLA_FLAGS", "").split():
+    flags = os.environ.get("XLA_FLAGS", "").strip()
+    if flags and not flags.startswith("-"):  # as XLA reads it
+        raise SpecError(
+            f"XLA_FLAGS={flags!r} is taken for a file of flags, which nobody checks; give the flags themselves"
+        )
+    for flag in flags.split():
         name, _, value = flag.partition("=")
         if name.endswith("_enable_fast_math") and value.lower() not in ("false", "0"):
             raise SpecError(
