@@ -415,6 +415,10 @@ class Coordinator:
     def _round_fields(self, name: str) -> dict[str, Any]:
         return {"last_counted": self._last_counted.get(name, -1)}
 
+    def _question_fields(self) -> dict[str, Any] | None:
+        """What is asked besides the model."""
+        return None
+
     def _collect_open(self, index: int, names: Sequence[str]) -> RoundResult:
         """Uploads as they are; the server checks each."""
         rows: dict[str, np.ndarray] = {}
@@ -461,7 +465,7 @@ class Coordinator:
         if standing == "over":  # killed while it was being opened: this round stays without effect
             return self._nothing()
         if standing == "new":
-            session.announce(index, map(self.agreement.number, cohort), self.engine.dimension)
+            self._announce(index, cohort)
         refused: dict[str, str] = {}
         tries = 0
         while True:
@@ -483,6 +487,11 @@ class Coordinator:
                 continue
             tries += 1
             self._too_few(index, came, [names[client] for client in session.missing], tries, refused)
+
+    def _announce(self, index: int, cohort: Sequence[str]) -> None:
+        """Open the sum of a round, of what these parties answer to what all of them are asked."""
+        asked = messages.asked_digest(self.engine.message(), self._question_fields())
+        self._secagg.announce(index, map(self.agreement.number, cohort), self.engine.dimension, asked)
 
     def _open_sum(self, index: int, refused: dict[str, str]) -> RoundResult:
         """Have the seals taken off; who made one that cannot be is excluded, and the round is without effect."""
