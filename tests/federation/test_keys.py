@@ -155,6 +155,23 @@ def test_parties_are_added_and_revoked(joined):
         keys.revoke(folder, "eve")
 
 
+def test_the_fingerprint_covers_the_certificate_authorities(joined, tmp_path):
+    """Whoever can change an invitation on its way could bring a CA of its own, and so read what travels by TLS.
+    All keys of members are as they should be."""
+    folder, homes = joined
+    keys.create_from(tmp_path / "theirs", list(keys.Keyring.load(folder / "server").parties), hosts=["localhost"])
+    (tmp_path / "theirs" / "ca").rename(folder / "ca-of-others")
+    (folder / "ca").rename(folder / "ca-of-ours")
+    (folder / "ca-of-others").rename(folder / "ca")
+    keys.publish(folder, keys.Keyring.load(folder / "server"))
+    for name in ("ca.pem", "federation.json"):
+        (homes["ann"] / name).unlink()  # it accepts its first invitation
+    forged, _ = keys.accept(homes["ann"], keys.invitation_file(folder, "ann"))
+    honest = keys.Keyring.load(homes["bob"])
+    assert (forged.id, forged.server, forged.parties) == (honest.id, honest.server, honest.parties)
+    assert forged.fingerprint != honest.fingerprint
+
+
 def test_a_request_that_its_key_did_not_sign(joined):
     _, homes = joined
     path = homes["eve"] / "eve.request.json"

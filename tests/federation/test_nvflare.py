@@ -167,7 +167,7 @@ def test_a_kit_from_a_partys_own_key(tmp_path):
     keys.accept(home, keys.invitation_file(folder, "ann"))
     with pytest.raises(FederationError, match="nvflare package"):
         kits.package(home, signed, "SHA256:" + ":".join(["00"] * 32))
-    kits.package(home, signed, keys.root_of_transport(keys.invitation_file(folder, "ann")))
+    kits.package(home, signed, keys.Keyring.load(folder / "server").transport_ca)
     private = (home / KIT / "startup" / "client.key").read_bytes()
     assert not any(private in path.read_bytes() for path in folder.rglob("*") if path.is_file())
     assert json.loads((home / KIT / "local" / "resources.json").read_text())["class_allow_list"] == [kits.EXECUTOR]

@@ -238,7 +238,7 @@ def init(
             from dither.federation.nvflare import kits
 
             kits.establish(folder, host=hosts[0], port=port)
-            keys.publish(folder, keyring)  # with the fingerprint of FLARE's CA
+            keyring = keys.publish(folder, keyring)  # with the fingerprint of FLARE's CA
             for path in requests:
                 _approve_kit(folder, path)
         _print_members(folder, keyring)
@@ -330,7 +330,7 @@ def accept(
 
     keyring, before = keys.accept(federation, invitation)
     kit = invitation.with_name(f"{keys.party_name(federation)}.signed.zip")
-    if root := keys.root_of_transport(invitation):
+    if root := keyring.transport_ca:
         if not kit.is_file():
             raise ConfigError(f"{str(kit)!r} is missing: ask the organiser for it; it belongs to the invitation")
         from dither.federation.nvflare import kits
