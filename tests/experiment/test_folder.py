@@ -70,6 +70,16 @@ def test_a_folder_in_use_is_refused_and_a_stranger_is_not_opened(tmp_path):
         runs.RunFolder.open(tmp_path)
 
 
+def test_other_users_of_the_machine_cannot_enter_what_is_local(tmp_path):
+    before = os.umask(0o022)
+    try:
+        runs.RunFolder.create(tmp_path / "run", Spec(), {})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o755
+    assert (tmp_path / "run" / "local").stat().st_mode & 0o777 == 0o700
+
+
 def test_json_has_words_for_infinity():
     text = runs.to_json({"a": float("inf"), "b": np.float32(1.5), "c": np.array([1, 2]), "d": (1, -float("inf"))})
     assert json.loads(text) == {"a": "inf", "b": 1.5, "c": [1, 2], "d": [1, "-inf"]}

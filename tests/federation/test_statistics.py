@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dither.accounting.ledger import Budget, Ledger
-from dither.errors import FederationError
+from dither.errors import FederationError, SpecError
 from dither.experiment import counting
 from dither.experiment.account import TOGETHER
 from dither.experiment.counting import Counting, Question, noise_words
@@ -189,6 +189,11 @@ def test_terms_from_strangers_are_checked(tmp_path):
     ):
         with pytest.raises(Exception, match=r"agreement|epsilon"):
             StatisticsTerms.from_dict({**good.to_dict(), **change})
+    many = replace(good, names=tuple(f"p{n}" for n in range(60)), sizes=(50,) * 60)
+    sparse = {"num_clients": 60, "cohort_size": 60, "privacy.colluders": 20, "secagg.neighbours": 20}
+    many = replace(many, spec=good.spec.with_values(sparse))
+    with pytest.raises(SpecError, match="look for an order of the ring"):  # the same as in training
+        many.rules  # noqa: B018
     words = dict(good.describe("ann"))
     assert "at most 4" in words["proven ε"]
     assert "masked" in words["what leaves"]

@@ -103,6 +103,7 @@ class RunFolder:
         self, provenance: Mapping[str, Any], spec: Spec, schema: Mapping[str, str] | None = None
     ) -> None:
         """The files that a run begins with."""
+        (self.path / "local").mkdir(mode=0o700, parents=True, exist_ok=True)  # exact figures: for the owner alone
         write_text(self.path / "local" / "README", _LOCAL)
         write_text(self.path / "local" / "key", secrets.token_hex(32))
         self._save_digests({"files": {}, "begun": []})
