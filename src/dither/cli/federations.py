@@ -269,7 +269,7 @@ def _approve_kit(folder: Path, path: Path) -> None:
     if not asked.is_file():
         raise ConfigError(f"{str(asked)!r} is missing: {name} makes it with `dither federation request "
                           f"{name} --transport nvflare`; put it next to {path.name!r}")  # fmt: skip
-    kits.approve(folder, asked, keys.invitation_file(folder, name).with_name(f"{name}.signed.zip"))
+    kits.approve(folder, name, asked, keys.invitation_file(folder, name).with_name(f"{name}.signed.zip"))
 
 
 def _require(transport: str) -> None:
