@@ -421,8 +421,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, data: bytes, *, private: bool = False) -> None:
-    """Write a file beside its place, push it to the disk, and move it there. A `private` one can be read by its
-    owner alone, at every moment. A link stays a link; a device or a pipe is written to, not replaced."""
+    """Write a file beside its place, push it to the disk, and move it there. When this returns, the file is in its
+    place on the disk. A `private` one can be read by its owner alone, at every moment. A link stays a link; a
+    device or a pipe is written to, not replaced."""
     if not private:
         path = path.resolve()
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -443,6 +444,11 @@ def write_bytes(path: Path, data: bytes, *, private: bool = False) -> None:
         with suppress(OSError):
             os.unlink(name)
         raise
+    handle = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(handle)  # else a power failure may undo the move
+    finally:
+        os.close(handle)
 
 
 def lock(path: Path, seconds: float = 0.0) -> TextIO | None:
