@@ -111,6 +111,7 @@ class Keyring:
             raise ConfigError(f"{str(path)!r} has format {saved['format']}, this Dither reads {FORMAT}")
         try:
             parties = tuple(map(PartyKeys.from_dict, saved["parties"]))
+            _check_names([party.name for party in parties])  # they are shown beside the fingerprint
             authorities = [str(saved.get(name, "")) for name in ("ca", "transport_ca")]
             server, serial = bytes.fromhex(saved["server"]), int(saved.get("serial", 0))
             return cls(saved["id"], server, parties, serial, *authorities)
