@@ -301,14 +301,7 @@ class Agreement(Terms):
             sent = f"masked integers; the server learns sums of at least {least} parties, nobody's alone"
         leaves.append(("what leaves", f"in each of your rounds {experiment.num_params:,} {sent}"))
         cost = [("your noise", self._noise_words(experiment, number, mine))]
-        if spec.aggregation != "off" and not sums_integers(experiment.plan):
-            cost.append(
-                (
-                    "hostile server",
-                    "may send numbers that round away the other parties' noise: count only on your own",
-                )
-            )
-        accountant = experiment.accountant(self.may_lack)
+        accountant = experiment.accountant(self.lacking(experiment.plan))  # as the ledger charges it
         if spec.privacy.epsilons:
             accountant = accountant.of([number])
             weight = float(experiment.plan.hyper["client_weight"][number])
