@@ -12,7 +12,7 @@ import functools
 import json
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 from dither.errors import ConfigError, ProtocolAbort, SpecError
@@ -264,8 +264,9 @@ class AnnouncedCohort:
         return ring, {who: place for place, who in enumerate(ring)}
 
     def _shuffled(self, purpose: bytes) -> list[int]:
-        """The ids in an order that everyone can compute and nobody chooses."""
-        return sorted(self.ids, key=lambda who: primitives.digest(self.digest, purpose, struct.pack("<I", who)))
+        """The ids in an order that everyone can compute and nobody chooses: not by what is asked, either."""
+        place = replace(self, asked=bytes(32)).digest
+        return sorted(self.ids, key=lambda who: primitives.digest(place, purpose, struct.pack("<I", who)))
 
     # Keys of this attempt, from what two clients share (or from a seal's seed)
 
