@@ -13,7 +13,7 @@ from dither.accounting.ledger import Budget, Charge, Ledger
 from dither.accounting.ledger.runs import EVERY_RECORD
 from dither.errors import SpecError
 from dither.experiment.account import spent_parts
-from dither.experiment.report import LedgerCharge, epsilon_text
+from dither.experiment.report import TOGETHER, LedgerCharge, SpentPart, epsilon_text
 from dither.experiment.statement import guesses_right, statement, true_positives
 from dither.types import Release, Sampling
 from tests.experiment.test_report import NASTY, everything, report  # noqa: F401
@@ -115,6 +115,18 @@ def test_one_institution(report):  # noqa: F811
         statement(federated, party="west")
     with pytest.raises(SpecError, match="simulated"):
         statement(report, party="north")
+
+
+def test_what_a_federation_counted_besides_training_is_added(report):  # noqa: F811
+    report = replace(everything(report), ledger=None)
+    total = 3.0 + report.epsilon.main[0].value
+    parts = (("statistics", 2.5), ("training", total - 3.0), (TOGETHER, total))
+    split = tuple(SpentPart(what, epsilon, 1e-5) for what, epsilon in parts)
+    report = replace(report, federation=replace(report.federation, split=split))
+    assert spent_parts(report) == split
+    text = statement(report).to_markdown()
+    assert f"the server knows about these records comes to ε = {epsilon_text(total)}" in text
+    assert "| statistics | 2.5 |" in text
 
 
 def test_files(report, tmp_path):  # noqa: F811

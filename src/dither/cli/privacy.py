@@ -16,8 +16,8 @@ from dither.errors import ConfigError, SpecError
 if TYPE_CHECKING:
     from dither.accounting import ProvenRow
     from dither.auditing.report import Audit, AuditRow
-    from dither.experiment.account import PrivacyReport, SpentPart
-    from dither.experiment.report import AttackedRow
+    from dither.experiment.account import PrivacyReport
+    from dither.experiment.report import AttackedRow, SpentPart
 
 budget = common.Commands(
     help="Show and set privacy budgets: what was spent on which data, and how much may be spent.",

@@ -222,8 +222,8 @@ def _in_short(report: Report, row: ProvenRow, total: float) -> Section:
         ]
         if total > row.value:
             answer.append(
-                f"Everything that the ledger knows about these records comes to ε = {epsilon_text(total)} for "
-                "the same guess, adversary and δ."
+                f"Everything that {'the ledger' if report.ledger else 'the server'} knows about these records "
+                f"comes to ε = {epsilon_text(total)} for the same guess, adversary and δ."
             )
     if report.randomness == "seeded":
         answer.append(
@@ -320,6 +320,11 @@ def _composition(report: Report, row: ProvenRow, ledger: str | Path | None) -> t
     """What was charged for these records, at the terms of their budgets; and the largest ε that one file of them
     has spent in all, at the terms of the run's own row."""
     question = "How does it combine with other releases?"
+    if report.federation is not None and report.federation.split:
+        parts = report.federation.split
+        rest = "The server also had these records counted. An institution's own ledger may know of more."
+        listed = [(part.what, epsilon_text(part.epsilon), f"{part.delta:.4g}") for part in parts]
+        return Section(question, (rest,), (("what", "ε", "δ"), *listed)), parts[-1].epsilon
     if report.ledger is None:
         alone = (
             "This run was not charged to a ledger. Any other release about the same records, by Dither or "
