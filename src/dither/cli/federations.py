@@ -126,7 +126,7 @@ def join(
 ) -> None:
     """Take part in a federation with your own records, until the run is over."""
     from dither.accounting.ledger import Budget
-    from dither.experiment.report import ADVERSARIES
+    from dither.experiment.report import ADVERSARIES, bound_text
     from dither.federation import joining, keys
     from dither.federation.agreement import approved_digest
 
@@ -165,7 +165,7 @@ def join(
         limit = f" of {common.epsilon_text(charged.budget.epsilon)}" if charged.budget else ""
         gaps = "".join(f"; not covered: {gap}" for gap in charged.numbers)
         typer.echo(
-            f"ledger: proven ε {common.epsilon_text(charged.epsilon)}{limit} spent on this file in "
+            f"ledger: proven ε {bound_text(charged.epsilon)}{limit} spent on this file in "
             f"{charged.participations} rounds (δ = {charged.delta:.4g}, {charged.adjacency}, against "
             f"{ADVERSARIES[charged.view]}){gaps}"
         )

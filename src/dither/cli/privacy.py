@@ -323,6 +323,8 @@ def budget_show(
     ] = None,
 ) -> None:  # fmt: skip
     """Show what has been spent, by data set and client."""
+    from dither.experiment.report import bound_text
+
     ledger = _ledger(ledger_file)
     terms: dict[str, Any] = {"delta": delta}
     if federation is not None:
@@ -346,7 +348,7 @@ def budget_show(
                 {
                     "data": named.get(dataset) or ledger.called(dataset),
                     "client": spent.client,
-                    "spent": common.epsilon_text(spent.epsilon),
+                    "spent": bound_text(spent.epsilon),
                     "budget": common.epsilon_text(budget.epsilon) if budget else "none",
                     "δ": f"{spent.delta:.4g}",
                     "view": spent.view,

@@ -747,9 +747,15 @@ def epsilon_text(value: float | str) -> str:
     return "∞" if math.isinf(float(value)) else f"{float(value):.3g}"
 
 
+def bound_text(value: float) -> str:
+    """An upper bound in three digits, rounded up so that it stays one, or ∞."""
+    if math.isinf(value):
+        return "∞"
+    return f"{float(Context(prec=3, rounding=ROUND_CEILING).create_decimal(repr(float(value)))):g}"
+
+
 def at_most(value: float) -> str:
-    """An upper bound in three digits: rounded up, so that it stays one."""
-    return f"at most {float(Context(prec=3, rounding=ROUND_CEILING).create_decimal(repr(float(value)))):g}"
+    return f"at most {bound_text(value)}"
 
 
 def bytes_text(count: float) -> str:

@@ -20,6 +20,7 @@ from dither.experiment.report import (
     ADVERSARIES,
     SHORT_VIEWS,
     Report,
+    bound_text,
     epsilon_text,
     html_table,
     load,
@@ -216,14 +217,14 @@ def _in_short(report: Report, row: ProvenRow, total: float) -> Section:
         odds = 100 * guesses_right(row.value, row.delta)
         answer = [
             f"Suppose {ADVERSARIES[row.view]} guesses about one {unit}: {_GUESSES[row.adjacency]} If both answers "
-            f"are equally likely beforehand, the guess is right in at most {odds:.3g}% of cases (50% is chance). "
-            f"This is differential privacy with ε = {epsilon_text(row.value)} and δ = {row.delta:g} "
+            f"are equally likely beforehand, the guess is right in at most {bound_text(odds)}% of cases (50% is "
+            f"chance). This is differential privacy with ε = {bound_text(row.value)} and δ = {row.delta:g} "
             f"({'assumed, not proven' if row.assumed else 'proven'})."
         ]
         if total > row.value:
             answer.append(
                 f"Everything that {'the ledger' if report.ledger else 'the server'} knows about these records "
-                f"comes to ε = {epsilon_text(total)} for the same guess, adversary and δ."
+                f"comes to ε = {bound_text(total)} for the same guess, adversary and δ."
             )
     if report.randomness == "seeded":
         answer.append(
@@ -263,7 +264,7 @@ def _adversaries(report: Report) -> Section:
         (
             ADVERSARIES[row.view],
             "one message" if row.unit.startswith("message") else "the whole run",
-            epsilon_text(row.value) + (" (assumed)" if row.assumed else ""),
+            bound_text(row.value) + (" (assumed)" if row.assumed else ""),
             row.against or "nobody else",
         )
         for row in rows
@@ -288,7 +289,7 @@ def _targets(report: Report, party: str) -> list[Section]:
         return []
     head = ("institution", "its target ε", "proven ε", "claimed ε", "weight in the model")
     table = [
-        (row.client, f"{row.target:g}", epsilon_text(row.proven), epsilon_text(row.claimed), f"{row.weight:.3g}")
+        (row.client, f"{row.target:g}", bound_text(row.proven), epsilon_text(row.claimed), f"{row.weight:.3g}")
         for row in rows
     ]
     answer = (
@@ -304,13 +305,14 @@ def _strength(row: ProvenRow) -> Section:
     chance = f"1 in {1 / row.delta:,.0f}" if row.delta else "0"
     head = ("false-positive rate of an attack", "its true-positive rate is at most")
     table = [
-        (f"{100 * rate:g}%", f"{100 * true_positives(row.value, row.delta, rate):.3g}%") for rate in _FALSE_ALARMS
+        (f"{100 * rate:g}%", f"{bound_text(100 * true_positives(row.value, row.delta, rate))}%")
+        for rate in _FALSE_ALARMS
     ]
     return Section(
         "How strong is it?",
         (
-            f"Any output is at most exp(ε) = {math.exp(min(row.value, 700)):.3g} times as likely in one case as "
-            f"in the other, up to a probability of δ ({chance}). This limits every attack:",
+            f"Any output is at most exp(ε) = {bound_text(math.exp(min(row.value, 700)))} times as likely in one case "
+            f"as in the other, up to a probability of δ ({chance}). This limits every attack:",
         ),
         (head, *table),
     )
@@ -323,7 +325,7 @@ def _composition(report: Report, row: ProvenRow, ledger: str | Path | None) -> t
     if report.federation is not None and report.federation.split:
         parts = report.federation.split
         rest = "The server also had these records counted. An institution's own ledger may know of more."
-        listed = [(part.what, epsilon_text(part.epsilon), f"{part.delta:.4g}") for part in parts]
+        listed = [(part.what, bound_text(part.epsilon), f"{part.delta:.4g}") for part in parts]
         return Section(question, (rest,), (("what", "ε", "δ"), *listed)), parts[-1].epsilon
     if report.ledger is None:
         alone = (
@@ -344,7 +346,7 @@ def _composition(report: Report, row: ProvenRow, ledger: str | Path | None) -> t
         (
             book.called(dataset),
             str(len(spent.runs)),
-            epsilon_text(spent.epsilon),
+            bound_text(spent.epsilon),
             epsilon_text(spent.budget.epsilon) if spent.budget else "none set",
             epsilon_text(max(spent.budget.epsilon - spent.epsilon, 0.0)) if spent.budget else "–",
             f"{spent.delta:.4g}",
@@ -411,7 +413,7 @@ def _evidence(report: Report, row: ProvenRow) -> Section:
     head = ("kind", "ε", "how it was obtained")
     table = [
         ("claimed", epsilon_text(claim.value), f"the paper's formula, {claim.source}, per {claim.unit}"),
-        ("proven", epsilon_text(row.value), f"this software's accountant: {row.recipe}"),
+        ("proven", bound_text(row.value), f"this software's accountant: {row.recipe}"),
     ]
     for attack in report.epsilon.attacked:
         how = f"measured, {100 * attack.confidence:.3g}% confidence"
