@@ -311,8 +311,8 @@ def _strength(row: ProvenRow) -> Section:
     return Section(
         "How strong is it?",
         (
-            f"Any output is at most exp(ε) = {bound_text(math.exp(min(row.value, 700)))} times as likely in one case "
-            f"as in the other, up to a probability of δ ({chance}). This limits every attack:",
+            f"Any output is at most exp(ε) = {bound_text(math.exp(min(row.value, 700)))} times as likely in one "
+            f"case as in the other, up to a probability of δ ({chance}). This limits every attack:",
         ),
         (head, *table),
     )
