@@ -15,6 +15,7 @@ import typer
 from typer import Argument, Option
 
 from dither.cli import common
+from dither.cli.privacy import print_split
 from dither.errors import ConfigError, FederationError
 
 if TYPE_CHECKING:
@@ -555,6 +556,7 @@ def _print_outcome(report: Report, folder: Path) -> None:
         title="Rounds by party",
     )
     common.print_report(report)
+    print_split(totals.split)
     if (folder / "scores.json").is_file():
         from dither.experiment.evaluation import PrivateScores
 
