@@ -216,5 +216,5 @@ def own_kits(folder: Path, names: tuple[str, ...], port: int) -> None:
     kits.establish(folder, host="localhost", port=port)
     for name in names:
         home, signed = folder / "parties" / name, folder / f"{name}.signed.zip"
-        kits.approve(folder, kits.request(home, name), signed)
+        kits.approve(folder, name, kits.request(home, name), signed)
         kits.package(home, signed, keys.transport_ca(folder))

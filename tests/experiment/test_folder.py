@@ -50,6 +50,17 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path, monkeyp
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 
 
+def test_a_file_is_in_its_place_on_the_disk_when_it_was_written(tmp_path, monkeypatch):
+    """A power failure undoes a rename that is not on the disk. A party would forget an upload that has left, and
+    mask another one with the same stream."""
+    done = []
+    replace, sync = os.replace, os.fsync
+    monkeypatch.setattr(os, "replace", lambda *paths: done.append("moved") or replace(*paths))
+    monkeypatch.setattr(os, "fsync", lambda file: done.append(os.fstat(file).st_ino) or sync(file))
+    runs.write_bytes(tmp_path / "secagg.json", b"newest", private=True)
+    assert done == [(tmp_path / "secagg.json").stat().st_ino, "moved", tmp_path.stat().st_ino]
+
+
 def test_metrics_past_the_checkpoint_and_cut_lines_are_dropped(tmp_path):
     folder = runs.RunFolder(tmp_path)
     for round in (10, 20, 30):
@@ -68,6 +79,16 @@ def test_a_folder_in_use_is_refused_and_a_stranger_is_not_opened(tmp_path):
         runs.RunFolder.create(tmp_path / "run", Spec(), {})
     with pytest.raises(RunExists, match="not a run folder"):
         runs.RunFolder.open(tmp_path)
+
+
+def test_other_users_of_the_machine_cannot_enter_what_is_local(tmp_path):
+    before = os.umask(0o022)
+    try:
+        runs.RunFolder.create(tmp_path / "run", Spec(), {})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o755
+    assert (tmp_path / "run" / "local").stat().st_mode & 0o777 == 0o700
 
 
 def test_json_has_words_for_infinity():

@@ -22,6 +22,7 @@ from dither.experiment.report import (
     Report,
     RoundingMargin,
     RunTraffic,
+    SpentPart,
     at_most,
 )
 from dither.spec import Spec
@@ -87,7 +88,7 @@ def everything(report):
         timing={"rounds": 0.5},
         federation=FederationTotals(
             "id", "digest", {"north": PartyTotals(100, 20, 0, 0, 512, 256)}, {"south": Exclusion(3, "a lie")},
-            "real", 1, 0, 0.4, 1,
+            "real", 1, 0, 0.4, 1, (SpentPart("statistics", 1.0, 1e-5), SpentPart("both", 2.0, 1e-5)),
         ),
     )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from dither.accounting.ledger import Budget, Charge, Ledger
 from dither.accounting.ledger.runs import EVERY_RECORD
 from dither.errors import SpecError
 from dither.experiment.account import spent_parts
-from dither.experiment.report import LedgerCharge, epsilon_text
+from dither.experiment.report import TOGETHER, LedgerCharge, SpentPart, bound_text
 from dither.experiment.statement import guesses_right, statement, true_positives
 from dither.types import Release, Sampling
 from tests.experiment.test_report import NASTY, everything, report  # noqa: F401
@@ -41,7 +42,7 @@ def test_the_statement_gives_the_proven_value_of_the_specs_adversary(report):  #
     text = statement(report).to_markdown()
     row = report.epsilon.main[0]
     assert f"ε = {row.value:g} and δ = 1e-05 (proven)" in text
-    assert f"{100 * guesses_right(row.value, row.delta):.3g}%" in text
+    assert f"{bound_text(100 * guesses_right(row.value, row.delta))}%" in text
     assert "Floats (H3)" in text
     assert "noise comes from a seed" in text
     assert "was not charged to a ledger" in text
@@ -63,7 +64,7 @@ def test_what_was_spent_in_all_is_at_the_terms_of_the_run(report, tmp_path):  # 
     text = statement(charged).to_markdown()
     total = ledger.total("table", EVERY_RECORD, Budget(0.0, 1e-5, row.view, "replace-one"))
     assert total > 2.6 > 1.7 > ledger.spent("table")[0].epsilon
-    assert f"comes to ε = {epsilon_text(total)} for the same guess" in text
+    assert f"comes to ε = {bound_text(total)} for the same guess" in text
     (line,) = [line for line in text.splitlines() if line.startswith("| table")]
     assert line.endswith("| server sees uploads | zero-out |")
     assert "Not covered by the spent ε: a budget that was set or raised" in text
@@ -87,6 +88,17 @@ def test_the_score_of_a_regression_is_stated(report):  # noqa: F811
     made = replace(report, classes=(), test_accuracy=None, test_r2=0.25)
     assert "R² 0.2500 on public test records" in statement(made).to_markdown()
     assert "Not stated" in statement(replace(made, test_r2=None)).to_markdown()
+
+
+@pytest.mark.parametrize("epsilon", [1.004, 0.9951])
+def test_no_bound_is_rounded_down(report, epsilon):  # noqa: F811
+    table = tuple(replace(row, value=epsilon) for row in report.epsilon.table)
+    text = statement(replace(report, epsilon=replace(report.epsilon, table=table))).to_markdown()
+    stated = re.search(r"right in at most ([\d.]+)% .* differential privacy with ε = ([\d.]+) ", text)
+    odds, value = map(float, stated.groups())
+    assert value >= epsilon
+    assert odds >= 100 * guesses_right(epsilon, table[0].delta)
+    assert f"| proven | {value:g} |" in text
 
 
 def test_no_proof_is_said_first(report):  # noqa: F811
@@ -115,6 +127,18 @@ def test_one_institution(report):  # noqa: F811
         statement(federated, party="west")
     with pytest.raises(SpecError, match="simulated"):
         statement(report, party="north")
+
+
+def test_what_a_federation_counted_besides_training_is_added(report):  # noqa: F811
+    report = replace(everything(report), ledger=None)
+    total = 3.0 + report.epsilon.main[0].value
+    parts = (("statistics", 2.5), ("training", total - 3.0), (TOGETHER, total))
+    split = tuple(SpentPart(what, epsilon, 1e-5) for what, epsilon in parts)
+    report = replace(report, federation=replace(report.federation, split=split))
+    assert spent_parts(report) == split
+    text = statement(report).to_markdown()
+    assert f"the server knows about these records comes to ε = {bound_text(total)}" in text
+    assert "| statistics | 2.5 |" in text
 
 
 def test_files(report, tmp_path):  # noqa: F811

@@ -9,6 +9,7 @@ import pytest
 
 from dither import data
 from dither.errors import ConfigError, DataError, FederationError
+from dither.experiment.report import at_most
 from dither.federation.agreement import Agreement, PartyData, federated_spec
 from dither.federation.server import load_evaluation_data
 from dither.spec import Spec
@@ -97,6 +98,20 @@ def test_arrays_with_another_number_of_features_or_classes(tmp_path):
         agreement(schema=None).encode(PartyData(path))
     with pytest.raises(DataError, match=r"trains on a table"):
         agreement().encode(PartyData(path))
+
+
+@pytest.mark.parametrize(("local_steps", "credited"), [(1, True), (2, False)])
+def test_the_owner_is_shown_what_the_ledger_charges(local_steps, credited):
+    """In sums of floats the ledger counts only on a party's own noise. The owner was asked to approve an ε that
+    counted on the others' noise, too: 2.14 where 4.97 was charged."""
+    values = {"randomness": "os", "secagg.mode": "real", "privacy.colluders": 0, "federation.min_clients": 4}
+    spec = small_spec("concentrated", **values, local_steps=local_steps)
+    agreed = agreement(spec=federated_spec(spec, 4, "wards"), sizes=(100,) * 4)
+    experiment = agreed.experiment()
+    charged = experiment.accountant(agreed.lacking(experiment.plan)).of([0])
+    shown = [text for what, text in agreed.describe("ann", experiment) if what == "proven ε" and "sums of" in text]
+    assert [at_most(charged.proven("sum").value) in text for text in shown] == [True]
+    assert (charged.proven("sum").value < charged.proven("upload").value) == credited
 
 
 def test_every_part_of_the_terms_is_in_their_digest():

@@ -86,18 +86,21 @@ class Hostile:
             answer = answer._replace(fields={"why": self.parties.said[-1].removeprefix("refused: ")})
         return answer
 
-    def announce(self, ids, *, round=0, attempt=0, threshold=3):
-        """An announcement that an honest server's own checks may forbid."""
+    def announce(self, ids, *, round=0, attempt=0, threshold=3, value=0.0):
+        """An announcement that an honest server's own checks may forbid, of a round with that broadcast."""
+        asked = messages.asked_digest(list(self.broadcast("ann", value).values()))
         cohort = AnnouncedCohort(
-            self.session.roster, round, attempt, threshold, self.experiment.num_params, tuple(ids)
+            self.session.roster, round, attempt, threshold, self.experiment.num_params, tuple(ids), asked
         )
         return self.session._pack(Kind.ANNOUNCE, cohort.pack(), cohort)
 
+    def broadcast(self, name, value):
+        engine = self.nodes[name]._current(self.agreement.run)._engine
+        return {f"m{n}": np.full(shape, value, dtype) for n, (shape, dtype) in enumerate(engine.message_shapes)}
+
     def round(self, name, announce=None, *, round=0, value=0.0):
         """A party's answer to a round whose broadcast has that value everywhere."""
-        node = self.nodes[name]
-        engine = node._current(self.agreement.run)._engine
-        leaves = {f"m{n}": np.full(shape, value, dtype) for n, (shape, dtype) in enumerate(engine.message_shapes)}
+        leaves = self.broadcast(name, value)
         if announce is not None:
             leaves["announce"] = announce
         return self.ask(name, "round", {"run": self.agreement.run, "round": round, "last_counted": -1}, leaves)
@@ -128,6 +131,15 @@ def test_no_node_helps_to_open_a_sum_of_fewer_than_its_proof_counts_on(hostile):
     assert hostile.charged("ann") == []
 
 
+def test_all_who_are_summed_were_sent_one_model(hostile):
+    """Sent to the others, a model of which nothing is learnt (or that rounds their noise away) would leave one
+    party's upload alone in the sum."""
+    one, other = hostile.announce(range(4)), hostile.announce(range(4), value=2.0**40)
+    assert "something else" in why(hostile.round("bob", one, value=2.0**40))
+    assert "something else" in why(hostile.round("ann", other))
+    assert hostile.charged("ann") == hostile.charged("bob") == []
+
+
 @pytest.mark.slow
 def test_attempts_of_a_round_never_give_two_sums_to_subtract(hostile):
     """Announced anew with one client less, and a restart between any two steps: the upload is made once, later
@@ -143,13 +155,15 @@ def test_attempts_of_a_round_never_give_two_sums_to_subtract(hostile):
     hostile.restart("ann")
     assert "joins in" in why(hostile.round("ann", hostile.announce((0, 1, 3), attempt=2)))
     assert "is over" in why(hostile.round("ann", first))
-    assert "another broadcast" in why(hostile.round("ann", second, value=1.0))
-    session = hostile.session
-    session.announce(0, range(4), hostile.experiment.num_params)
+    assert "something else" in why(hostile.round("ann", second, value=1.0))
+    other = hostile.announce((0, 1), attempt=2, threshold=3, value=1.0)
+    assert "min_clients is 3" in why(hostile.round("ann", other, value=1.0))
+    session, asked = hostile.session, messages.asked_digest(list(hostile.broadcast("ann", 0.0).values()))
+    session.announce(0, range(4), hostile.experiment.num_params, asked)
     old = session._pack(Kind.UNSEAL, session._open().cohort.digest + bytes(4), session._open().cohort)
     assert "wrong attempt" in why(hostile.ask("ann", "unseal", {"run": hostile.agreement.run}, {"secagg": old}))
     # Attempt 1 is opened; after that the round is over for this node, also after another restart.
-    session.announce(0, (0, 1, 2), hostile.experiment.num_params)
+    session.announce(0, (0, 1, 2), hostile.experiment.num_params, asked)
     for name in NAMES[:3]:
         if name != "ann":  # a round begins with attempt 0
             assert hostile.round(name, first).kind == "upload"
@@ -220,8 +234,7 @@ def test_what_the_server_hears_never_quotes_records(hostile):
 @pytest.mark.slow
 def test_a_refused_round_is_computed_once_and_its_reason_stays_here(hostile, monkeypatch):
     """Every refusal is a bit about an update: computed anew for each question, they would add up, uncharged."""
-    announce = hostile.announce(range(4))
-    hostile.nodes["ann"]._current(hostile.agreement.run)
+    announce = {value: hostile.announce(range(4), value=value) for value in (0.0, 1.0, 2.0, 3.0)}
     computed = []
     honest = engines.ClientEngine.answer
 
@@ -230,11 +243,11 @@ def test_a_refused_round_is_computed_once_and_its_reason_stays_here(hostile, mon
         return honest(*arguments)._replace(finite=False)
 
     monkeypatch.setattr(engines.ClientEngine, "answer", refused)
-    said = {why(hostile.round("ann", announce, value=value)) for value in (0.0, 0.0, 1.0, 2.0)}
+    said = {why(hostile.round("ann", announce[value], value=value)) for value in (0.0, 0.0, 1.0, 2.0)}
     assert said == {"round 0: the update is not finite"}
     assert len(computed) == 1
     hostile.restart("ann")
-    assert {why(hostile.round("ann", announce, value=3.0))} == said
+    assert {why(hostile.round("ann", announce[3.0], value=3.0))} == said
     assert len(computed) == 2  # a node compiles when it starts, on zeros; nothing more
     assert "lower client_lr" in (hostile.store("ann") / "log.jsonl").read_text()
     assert hostile.charged("ann") == [0]
@@ -259,7 +272,7 @@ def test_a_node_that_has_lost_its_memory_does_not_go_on(hostile):
     assert restored(hostile.folder / "round0").kind == "accepted"  # whole again
     (hostile.store("ann") / "pending.npz").unlink()
     hostile.restart("ann")
-    assert "its upload is lost" in why(hostile.round("ann", hostile.announce(range(4)), value=1.0))
+    assert "its upload is lost" in why(hostile.round("ann", hostile.announce(range(4))))
     assert hostile.charged("ann") == [0]
 
 

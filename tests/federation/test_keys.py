@@ -3,6 +3,7 @@
 import socket
 import ssl
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -153,6 +154,37 @@ def test_parties_are_added_and_revoked(joined):
     assert keys.Keyring.load(homes["ann"]) == rest
     with pytest.raises(ConfigError, match="at least 2"):
         keys.revoke(folder, "eve")
+
+
+def test_the_fingerprint_covers_the_certificate_authorities(joined, tmp_path):
+    """Whoever can change an invitation on its way could bring a CA of its own, and so read what travels by TLS.
+    All keys of members are as they should be."""
+    folder, homes = joined
+    keys.create_from(tmp_path / "theirs", list(keys.Keyring.load(folder / "server").parties), hosts=["localhost"])
+    (tmp_path / "theirs" / "ca").rename(folder / "ca-of-others")
+    (folder / "ca").rename(folder / "ca-of-ours")
+    (folder / "ca-of-others").rename(folder / "ca")
+    keys.publish(folder, keys.Keyring.load(folder / "server"))
+    for name in ("ca.pem", "federation.json"):
+        (homes["ann"] / name).unlink()  # it accepts its first invitation
+    forged, _ = keys.accept(homes["ann"], keys.invitation_file(folder, "ann"))
+    honest = keys.Keyring.load(homes["bob"])
+    assert (forged.id, forged.server, forged.parties) == (honest.id, honest.server, honest.parties)
+    assert forged.fingerprint != honest.fingerprint
+
+
+@pytest.mark.parametrize("name", ["eve\nfingerprint: 0000 0000\x1b[8m", "(server)", "../eve"])
+def test_no_name_in_an_invitation_forges_what_is_shown(joined, monkeypatch, name):
+    """The organiser signs it, and has every program of its own: what `accept` prints must still be the fingerprint
+    of the list, which parties compare."""
+    folder, homes = joined
+    keyring = keys.add(folder, keys.read_request(homes["eve"] / "eve.request.json"))
+    forged = replace(keyring, parties=(*keyring.parties[:2], replace(keyring.parties[2], name=name)))
+    monkeypatch.setattr(keys, "_check_names", lambda names: None)  # the organiser's
+    keys.publish(folder, forged)
+    monkeypatch.undo()
+    with pytest.raises(DamagedFile, match="is not an invitation"):
+        keys.accept(homes["ann"], keys.invitation_file(folder, "ann"))
 
 
 def test_a_request_that_its_key_did_not_sign(joined):

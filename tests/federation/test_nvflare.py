@@ -153,6 +153,17 @@ def test_a_kit_lets_the_server_run_one_class_and_read_nothing(tmp_path):
     assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "fed").rglob("*.key"))
 
 
+def _refused_as_a_server(folder, home, signed):
+    """Nobody becomes the server of the others, or another party, by what a request asks for."""
+    before = signed.read_bytes()
+    server = {"name": "localhost", "type": "server", "fed_learn_port": 9440, "admin_port": 9440}
+    for number, asked_for in enumerate((server, {"name": "ann", "type": "client"})):
+        kits._make_request(home / f"{number}" / "request", asked_for, home / "bob.request.zip")
+        with pytest.raises(FederationError, match="asks for more than a certificate for the site of 'bob'"):
+            kits.approve(folder, "bob", home / "bob.request.zip", signed)
+    assert signed.read_bytes() == before
+
+
 @pytest.mark.slow
 def test_a_kit_from_a_partys_own_key(tmp_path):
     """The organiser's folder never holds it, and a kit for another CA is refused."""
@@ -163,11 +174,12 @@ def test_a_kit_from_a_partys_own_key(tmp_path):
     kits.establish(folder, host="localhost", port=9440)
     keys.publish(folder, keyring)
     signed = tmp_path / "ann.signed.zip"
-    kits.approve(folder, asked, signed)
+    kits.approve(folder, "ann", asked, signed)
+    _refused_as_a_server(folder, tmp_path / "bob", signed)
     keys.accept(home, keys.invitation_file(folder, "ann"))
     with pytest.raises(FederationError, match="nvflare package"):
         kits.package(home, signed, "SHA256:" + ":".join(["00"] * 32))
-    kits.package(home, signed, keys.root_of_transport(keys.invitation_file(folder, "ann")))
+    kits.package(home, signed, keys.Keyring.load(folder / "server").transport_ca)
     private = (home / KIT / "startup" / "client.key").read_bytes()
     assert not any(private in path.read_bytes() for path in folder.rglob("*") if path.is_file())
     assert json.loads((home / KIT / "local" / "resources.json").read_text())["class_allow_list"] == [kits.EXECUTOR]

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from dither.errors import DamagedFile, FederationError
+from dither.experiment.folder import write_text
 from dither.federation import keys, state
 
 
@@ -72,3 +73,19 @@ def test_half_a_line_is_dropped_and_another_partys_line_refused(record):
     opened("bob").append(4, b"four")
     with pytest.raises(DamagedFile, match="line 6 does not follow"):
         state.check_record(folder, keyring)
+
+
+@pytest.mark.parametrize("name", ["model.py", "local/schema.toml", "scores.json"])
+def test_what_is_added_to_a_signed_run_is_noticed(tmp_path, name):
+    """`dither predict` runs model.py, and of two schemas reads the local one: neither was signed."""
+    keys.create(tmp_path / "keys", ("ann", "bob"), hosts=["localhost"])
+    keyring, identity = (each.load(tmp_path / "keys" / "server") for each in (keys.Keyring, keys.Identity))
+    journal = state.Journal(tmp_path / "run")
+    write_text(tmp_path / "run" / "spec.toml", "")
+    journal.sign(identity, keyring.id)
+    journal.verify(keyring)
+    write_text(tmp_path / "run" / name, "print('not the server')")
+    with pytest.raises(DamagedFile, match="is not among the files that the server signed"):
+        journal.verify(keyring)
+    journal.sign(identity, keyring.id)
+    assert name in journal.verify(keyring)["files"]

@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 
 from dither.accounting.ledger import Budget, Ledger
-from dither.errors import FederationError
+from dither.errors import FederationError, SpecError
 from dither.experiment import counting
-from dither.experiment.account import TOGETHER
+from dither.experiment.account import TOGETHER, account
 from dither.experiment.counting import Counting, Question, noise_words
 from dither.experiment.evaluation import PrivateScores
 from dither.experiment.private_schema import Wanted
+from dither.experiment.report import bound_text
 from dither.experiment.start import plan_project, start_project
+from dither.experiment.statement import statement
 from dither.experiment.statistics import describe
 from dither.federation import keys, messages
 from dither.federation.agreement import PartyData, StatisticsTerms
@@ -189,6 +191,11 @@ def test_terms_from_strangers_are_checked(tmp_path):
     ):
         with pytest.raises(Exception, match=r"agreement|epsilon"):
             StatisticsTerms.from_dict({**good.to_dict(), **change})
+    many = replace(good, names=tuple(f"p{n}" for n in range(60)), sizes=(50,) * 60)
+    sparse = {"num_clients": 60, "cohort_size": 60, "privacy.colluders": 20, "secagg.neighbours": 20}
+    many = replace(many, spec=good.spec.with_values(sparse))
+    with pytest.raises(SpecError, match="look for an order of the ring"):  # the same as in training
+        many.rules  # noqa: B018
     words = dict(good.describe("ann"))
     assert "at most 4" in words["proven ε"]
     assert "masked" in words["what leaves"]
@@ -224,6 +231,12 @@ def test_one_epsilon_for_a_federation(tmp_path):
         assert deployed.flat()[key] == clinics.spec.flat()[key]
     assert project.split[-1].what == TOGETHER
     assert project.epsilon.epsilon == pytest.approx(spent.epsilon, abs=1e-6)
+    # what the server's run folder says of all three: it showed the training's ε alone
+    split = account(tmp_path / "run").split
+    assert [part.what for part in split] == ["schema", "evaluation", "training", TOGETHER]
+    assert split[-1].epsilon == pytest.approx(spent.epsilon, abs=1e-6)
+    assert split[-1].epsilon > split[-2].epsilon == report.epsilon.proven().value
+    assert f"comes to ε = {bound_text(split[-1].epsilon)}" in statement(tmp_path / "run").to_markdown()
     federated = (tmp_path / "run" / "schema" / "schema.toml").read_text().split("[privacy]")[0]
     simulated = (tmp_path / "sim" / "schema.toml").read_text().split("[privacy]")[0]
     assert federated.splitlines()[4:] == simulated.splitlines()[4:]

@@ -19,7 +19,7 @@ def message(payload=b"payload", kind=Kind.UPLOAD, sender=3, **place):
 def test_the_layout_is_the_documented_one():
     found = message(round_index=0x0102030405, attempt=6)
     assert found[:4] == b"DSAG"
-    assert found[4:6] == bytes([1, Kind.UPLOAD])
+    assert found[4:6] == bytes([2, Kind.UPLOAD])
     assert found[6:38] == FEDERATION
     assert struct.unpack("<QIIQ", found[38:62]) == (0x0102030405, 6, 3, 7)
     assert found[62:69] == b"payload"
@@ -52,7 +52,7 @@ def edited(place: int, value: bytes) -> bytes:
         (message()[:-1], "truncated: upload has 132 bytes, its header says 133"),
         (message() + b"x", "oversized: upload has 134 bytes, its header says 133"),
         (edited(0, b"HTTP"), "not a secure-aggregation message: it begins with b'HTTP'"),
-        (edited(4, b"\x02"), "protocol version 2, this is version 1"),
+        (edited(4, b"\x01"), "protocol version 1, this is version 2"),
         (edited(5, b"\x00"), "unknown kind of message: 0"),
         (edited(5, b"\x0b"), "unknown kind of message: 11"),
         (edited(5, b"\x07"), "got shares, expected upload"),

@@ -11,6 +11,7 @@ from dither.errors import ProtocolAbort, SpecError
 from dither.secagg import primitives, shamir
 from dither.secagg.client import NO_SHARE, ClientSession
 from dither.secagg.graph import Rules
+from dither.secagg.roster import AnnouncedCohort
 from tests.secagg.support import (
     IDS,
     announcement,
@@ -617,3 +618,26 @@ def test_the_committee_is_everyones_turn():
         turns[list(server._attempt.cohort.committee)] += 1
     assert turns.sum() == 1000
     assert np.all(np.abs(turns - 100) < 5 * np.sqrt(500 * 0.2 * 0.8))
+
+
+def test_what_is_asked_changes_every_key_and_neither_committee_nor_ring():
+    """A server that could choose these by the low bits of a model would search for colluders."""
+    server, _ = enrolled(range(9), Rules(colluders=1, neighbours=4, min_clients=3))
+    one, other = (
+        AnnouncedCohort(server.roster, 0, 0, 6, 3, tuple(range(9)), asked) for asked in (bytes(32), b"\x01" * 32)
+    )
+    assert one.digest != other.digest
+    assert one.mask_key(bytes(32)) != other.mask_key(bytes(32))
+    assert one.committee == other.committee
+    assert [one.neighbours(who) for who in one.ids] == [other.neighbours(who) for who in other.ids]
+
+
+def test_a_client_answers_what_it_was_asked():
+    server, clients = enrolled(range(3))
+    announced = server.announce(0, range(3), 2, b"\x01" * 32)
+    vector = np.zeros(2, np.uint32)
+    with pytest.raises(ProtocolAbort, match="for something else than what this client was asked"):
+        clients[0].upload(announced, vector, b"\x02" * 32)
+    for client in clients.values():
+        server.upload(client.upload(announced, vector, b"\x01" * 32))
+    assert not server.missing

@@ -116,7 +116,7 @@ def test_what_a_round_costs_in_bytes():
     frame, committee = 62 + 64, colluders + 1
     upload, shares = frame + 36 + 4 * dimension, frame + 36 + 37 * committee
     seal = 32 + 93 * size
-    announce, unseal = frame + 48 + 4 * size, frame + 36 + 65 * committee
+    announce, unseal = frame + 80 + 4 * size, frame + 36 + 65 * committee
     assert (
         sorted(summed.bytes_up.values())
         == [upload + shares] * (size - committee) + [upload + shares + seal] * committee

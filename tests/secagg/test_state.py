@@ -121,8 +121,8 @@ def test_damaged_states_are_refused():
         ClientSession.load(coordinator)
     with pytest.raises(ProtocolAbort, match="not the saved state of a server"):
         load_server(client)
-    with pytest.raises(ProtocolAbort, match="version 2"):
-        ClientSession.load(json.dumps({**without_checksum(client), "version": 2}).encode())
+    with pytest.raises(ProtocolAbort, match="version 3"):
+        ClientSession.load(json.dumps({**without_checksum(client), "version": 3}).encode())
     for load, data in ((ClientSession.load, client), (load_server, coordinator)):
         for wrong in (b"", b"\xff\xfe", b"[]", b"7", data[:-2], data[: len(data) // 2]):
             with pytest.raises(ProtocolAbort):

@@ -15,6 +15,7 @@ import typer
 from typer import Argument, Option
 
 from dither.cli import common
+from dither.cli.privacy import print_split
 from dither.errors import ConfigError, FederationError
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def join(
 ) -> None:
     """Take part in a federation with your own records, until the run is over."""
     from dither.accounting.ledger import Budget
-    from dither.experiment.report import ADVERSARIES
+    from dither.experiment.report import ADVERSARIES, bound_text
     from dither.federation import joining, keys
     from dither.federation.agreement import approved_digest
 
@@ -165,7 +166,7 @@ def join(
         limit = f" of {common.epsilon_text(charged.budget.epsilon)}" if charged.budget else ""
         gaps = "".join(f"; not covered: {gap}" for gap in charged.numbers)
         typer.echo(
-            f"ledger: proven ε {common.epsilon_text(charged.epsilon)}{limit} spent on this file in "
+            f"ledger: proven ε {bound_text(charged.epsilon)}{limit} spent on this file in "
             f"{charged.participations} rounds (δ = {charged.delta:.4g}, {charged.adjacency}, against "
             f"{ADVERSARIES[charged.view]}){gaps}"
         )
@@ -238,7 +239,7 @@ def init(
             from dither.federation.nvflare import kits
 
             kits.establish(folder, host=hosts[0], port=port)
-            keys.publish(folder, keyring)  # with the fingerprint of FLARE's CA
+            keyring = keys.publish(folder, keyring)  # with the fingerprint of FLARE's CA
             for path in requests:
                 _approve_kit(folder, path)
         _print_members(folder, keyring)
@@ -269,7 +270,7 @@ def _approve_kit(folder: Path, path: Path) -> None:
     if not asked.is_file():
         raise ConfigError(f"{str(asked)!r} is missing: {name} makes it with `dither federation request "
                           f"{name} --transport nvflare`; put it next to {path.name!r}")  # fmt: skip
-    kits.approve(folder, asked, keys.invitation_file(folder, name).with_name(f"{name}.signed.zip"))
+    kits.approve(folder, name, asked, keys.invitation_file(folder, name).with_name(f"{name}.signed.zip"))
 
 
 def _require(transport: str) -> None:
@@ -330,7 +331,7 @@ def accept(
 
     keyring, before = keys.accept(federation, invitation)
     kit = invitation.with_name(f"{keys.party_name(federation)}.signed.zip")
-    if root := keys.root_of_transport(invitation):
+    if root := keyring.transport_ca:
         if not kit.is_file():
             raise ConfigError(f"{str(kit)!r} is missing: ask the organiser for it; it belongs to the invitation")
         from dither.federation.nvflare import kits
@@ -555,6 +556,7 @@ def _print_outcome(report: Report, folder: Path) -> None:
         title="Rounds by party",
     )
     common.print_report(report)
+    print_split(totals.split)
     if (folder / "scores.json").is_file():
         from dither.experiment.evaluation import PrivateScores
 

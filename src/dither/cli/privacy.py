@@ -16,8 +16,8 @@ from dither.errors import ConfigError, SpecError
 if TYPE_CHECKING:
     from dither.accounting import ProvenRow
     from dither.auditing.report import Audit, AuditRow
-    from dither.experiment.account import PrivacyReport, SpentPart
-    from dither.experiment.report import AttackedRow
+    from dither.experiment.account import PrivacyReport
+    from dither.experiment.report import AttackedRow, SpentPart
 
 budget = common.Commands(
     help="Show and set privacy budgets: what was spent on which data, and how much may be spent.",
@@ -323,6 +323,8 @@ def budget_show(
     ] = None,
 ) -> None:  # fmt: skip
     """Show what has been spent, by data set and client."""
+    from dither.experiment.report import bound_text
+
     ledger = _ledger(ledger_file)
     terms: dict[str, Any] = {"delta": delta}
     if federation is not None:
@@ -346,7 +348,7 @@ def budget_show(
                 {
                     "data": named.get(dataset) or ledger.called(dataset),
                     "client": spent.client,
-                    "spent": common.epsilon_text(spent.epsilon),
+                    "spent": bound_text(spent.epsilon),
                     "budget": common.epsilon_text(budget.epsilon) if budget else "none",
                     "δ": f"{spent.delta:.4g}",
                     "view": spent.view,

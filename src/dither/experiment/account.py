@@ -10,14 +10,22 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dither.accounting import Conditions, ProvenRow
 from dither.accounting.ledger import Budget, Charge, Ledger, Spent, composed
 from dither.accounting.ledger.runs import EVERY_RECORD
 from dither.errors import DataError
 from dither.experiment.folder import RunFolder, write_text
-from dither.experiment.report import SHORT_VIEWS, Epsilon, Overview, Report, run_folder
+from dither.experiment.report import (
+    SHORT_VIEWS,
+    TOGETHER,
+    Epsilon,
+    Overview,
+    Report,
+    SpentPart,
+    run_folder,
+)
 from dither.spec import MODELS, Spec
 
 if TYPE_CHECKING:
@@ -61,23 +69,15 @@ class PrivacyReport(Overview):
         return self.epsilon.lines(self.epsilon.notable) + parts
 
 
-class SpentPart(NamedTuple):
-    """One part of what was spent on the same records, or all parts together."""
-
-    what: str
-    epsilon: float
-    delta: float
-    terms: str = ""  # for which adversary and neighbours, where a ledger says so
-    not_covered: tuple[str, ...] = ()
-
-
-TOGETHER = "everything together"
 _PARTS = ("schema", "statistics", "evaluation")
 
 
 def spent_parts(report: Report, ledger: str | Path | None = None) -> tuple[SpentPart, ...]:
     """What the ledger says was spent on a run's records: each part by itself, and all parts composed. With several
-    files, the one that has spent most. Empty if the ledger is not on this machine."""
+    files, the one that has spent most. Of a federation's run, what its server asked for. Empty if the ledger is
+    not on this machine."""
+    if report.ledger is None and report.federation is not None:
+        return report.federation.split
     if report.ledger is None or not Path(ledger or report.ledger.file).is_file():
         return ()
     book, row = Ledger(ledger or report.ledger.file), report.epsilon.main[0]

@@ -103,6 +103,7 @@ class RunFolder:
         self, provenance: Mapping[str, Any], spec: Spec, schema: Mapping[str, str] | None = None
     ) -> None:
         """The files that a run begins with."""
+        (self.path / "local").mkdir(mode=0o700, parents=True, exist_ok=True)  # exact figures: for the owner alone
         write_text(self.path / "local" / "README", _LOCAL)
         write_text(self.path / "local" / "key", secrets.token_hex(32))
         self._save_digests({"files": {}, "begun": []})
@@ -420,8 +421,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, data: bytes, *, private: bool = False) -> None:
-    """Write a file beside its place, push it to the disk, and move it there. A `private` one can be read by its
-    owner alone, at every moment. A link stays a link; a device or a pipe is written to, not replaced."""
+    """Write a file beside its place, push it to the disk, and move it there. When this returns, the file is in its
+    place on the disk. A `private` one can be read by its owner alone, at every moment. A link stays a link; a
+    device or a pipe is written to, not replaced."""
     if not private:
         path = path.resolve()
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -442,6 +444,11 @@ def write_bytes(path: Path, data: bytes, *, private: bool = False) -> None:
         with suppress(OSError):
             os.unlink(name)
         raise
+    handle = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(handle)  # else a power failure may undo the move
+    finally:
+        os.close(handle)
 
 
 def lock(path: Path, seconds: float = 0.0) -> TextIO | None:

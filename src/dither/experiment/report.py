@@ -18,7 +18,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, 
 from decimal import ROUND_CEILING, Context
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -290,6 +290,19 @@ class Exclusion:
     why: str
 
 
+TOGETHER = "everything together"
+
+
+class SpentPart(NamedTuple):
+    """One part of what was spent on the same records, or all parts together."""
+
+    what: str
+    epsilon: float
+    delta: float
+    terms: str = ""  # for which adversary and neighbours, where a ledger says so
+    not_covered: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class FederationTotals:
     """How the rounds of a real federation went."""
@@ -303,6 +316,7 @@ class FederationTotals:
     void_rounds: int
     seconds_a_round: float
     colluders: int | None = None  # folders of the first release do not say
+    split: tuple[SpentPart, ...] = ()  # where the same records were also counted; the last part is all of it
 
 
 @dataclass(frozen=True)

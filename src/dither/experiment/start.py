@@ -29,13 +29,13 @@ from dither.accounting.ledger.runs import charged_in_all, data_id
 from dither.data.schema import SchemaPrivacy
 from dither.errors import DataError, SpecError
 from dither.experiment import counting
-from dither.experiment.account import SpentPart, spent_parts, with_counts
+from dither.experiment.account import spent_parts, with_counts
 from dither.experiment.build import Experiment, build_experiment, by_file, choose
 from dither.experiment.defaults import TUNED
 from dither.experiment.evaluation import PrivateScores, evaluate_privately
 from dither.experiment.folder import to_json, write_text
 from dither.experiment.private_schema import LeastClass, Wanted, check_classes, private_schema
-from dither.experiment.report import Report
+from dither.experiment.report import Report, SpentPart
 from dither.experiment.train import run
 from dither.privacy.discrete import Words
 from dither.simulation.engine import chunks

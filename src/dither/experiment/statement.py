@@ -217,14 +217,14 @@ def _in_short(report: Report, row: ProvenRow, total: float) -> Section:
         odds = 100 * guesses_right(row.value, row.delta)
         answer = [
             f"Suppose {ADVERSARIES[row.view]} guesses about one {unit}: {_GUESSES[row.adjacency]} If both answers "
-            f"are equally likely beforehand, the guess is right in at most {odds:.3g}% of cases (50% is chance). "
-            f"This is differential privacy with ε = {bound_text(row.value)} and δ = {row.delta:g} "
+            f"are equally likely beforehand, the guess is right in at most {bound_text(odds)}% of cases (50% is "
+            f"chance). This is differential privacy with ε = {bound_text(row.value)} and δ = {row.delta:g} "
             f"({'assumed, not proven' if row.assumed else 'proven'})."
         ]
         if total > row.value:
             answer.append(
-                f"Everything that the ledger knows about these records comes to ε = {bound_text(total)} for "
-                "the same guess, adversary and δ."
+                f"Everything that {'the ledger' if report.ledger else 'the server'} knows about these records "
+                f"comes to ε = {bound_text(total)} for the same guess, adversary and δ."
             )
     if report.randomness == "seeded":
         answer.append(
@@ -305,13 +305,14 @@ def _strength(row: ProvenRow) -> Section:
     chance = f"1 in {1 / row.delta:,.0f}" if row.delta else "0"
     head = ("false-positive rate of an attack", "its true-positive rate is at most")
     table = [
-        (f"{100 * rate:g}%", f"{100 * true_positives(row.value, row.delta, rate):.3g}%") for rate in _FALSE_ALARMS
+        (f"{100 * rate:g}%", f"{bound_text(100 * true_positives(row.value, row.delta, rate))}%")
+        for rate in _FALSE_ALARMS
     ]
     return Section(
         "How strong is it?",
         (
-            f"Any output is at most exp(ε) = {math.exp(min(row.value, 700)):.3g} times as likely in one case as "
-            f"in the other, up to a probability of δ ({chance}). This limits every attack:",
+            f"Any output is at most exp(ε) = {bound_text(math.exp(min(row.value, 700)))} times as likely in one "
+            f"case as in the other, up to a probability of δ ({chance}). This limits every attack:",
         ),
         (head, *table),
     )
@@ -321,6 +322,11 @@ def _composition(report: Report, row: ProvenRow, ledger: str | Path | None) -> t
     """What was charged for these records, at the terms of their budgets; and the largest ε that one file of them
     has spent in all, at the terms of the run's own row."""
     question = "How does it combine with other releases?"
+    if report.federation is not None and report.federation.split:
+        parts = report.federation.split
+        rest = "The server also had these records counted. An institution's own ledger may know of more."
+        listed = [(part.what, bound_text(part.epsilon), f"{part.delta:.4g}") for part in parts]
+        return Section(question, (rest,), (("what", "ε", "δ"), *listed)), parts[-1].epsilon
     if report.ledger is None:
         alone = (
             "This run was not charged to a ledger. Any other release about the same records, by Dither or "

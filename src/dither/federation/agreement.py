@@ -301,14 +301,7 @@ class Agreement(Terms):
             sent = f"masked integers; the server learns sums of at least {least} parties, nobody's alone"
         leaves.append(("what leaves", f"in each of your rounds {experiment.num_params:,} {sent}"))
         cost = [("your noise", self._noise_words(experiment, number, mine))]
-        if spec.aggregation != "off" and not sums_integers(experiment.plan):
-            cost.append(
-                (
-                    "hostile server",
-                    "may send numbers that round away the other parties' noise: count only on your own",
-                )
-            )
-        accountant = experiment.accountant(self.may_lack)
+        accountant = experiment.accountant(self.lacking(experiment.plan))  # as the ledger charges it
         if spec.privacy.epsilons:
             accountant = accountant.of([number])
             weight = float(experiment.plan.hyper["client_weight"][number])
@@ -377,7 +370,7 @@ class StatisticsTerms(Terms):
         if self.spec.aggregation == "off":
             return None
         everyone = max(len(self.names), build.least_clients(self.spec))
-        return Rules(MODULUS_BITS, 0, self.spec.colluders, everyone, self.spec.secagg.neighbours).check()
+        return _connected(Rules(MODULUS_BITS, 0, self.spec.colluders, everyone, self.spec.secagg.neighbours))
 
     @property
     def lists_names(self) -> bool:
@@ -639,15 +632,19 @@ def secagg_rules(experiment: build.Experiment) -> Rules | None:
     aggregation = build.aggregation(experiment)
     if aggregation is None:
         return None
-    rules = aggregation.rules
+    # What the proof counts on, so that no party helps to open less.
+    return _connected(aggregation.rules._replace(min_clients=build.least_clients(experiment.spec)))
+
+
+def _connected(rules: Rules) -> Rules:
+    """The rules, if no order of the ring can cut an honest party off."""
     if 0 < rules.neighbours <= rules.colluders:
         raise SpecError(
             f"secagg.neighbours={rules.neighbours} with privacy.colluders={rules.colluders}: a server "
             "can look for an order of the ring that cuts a party off; take more neighbours than "
             "colluders, or 0 for all"
         )
-    # What the proof counts on, so that no party helps to open less.
-    return rules._replace(min_clients=build.least_clients(experiment.spec)).check()
+    return rules.check()
 
 
 # Approval

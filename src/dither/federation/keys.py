@@ -73,6 +73,8 @@ class Keyring:
     server: bytes  # Ed25519 public key of the server
     parties: tuple[PartyKeys, ...]
     serial: int = 0  # how often parties were added or revoked
+    ca: str = ""  # fingerprints of the CA, and of the transport's own (NVIDIA FLARE); empty without one
+    transport_ca: str = ""
 
     def party(self, name: str) -> PartyKeys:
         for party in self.parties:
@@ -87,7 +89,8 @@ class Keyring:
 
     @property
     def fingerprint(self) -> str:
-        """For people to compare over the telephone: who belongs to the federation, and with which keys."""
+        """For people to compare over the telephone: who belongs to the federation, with which keys, and who
+        certifies its server."""
         digest = hashlib.sha256(canonical(self.to_dict())).hexdigest()
         return " ".join(digest[at : at + 4] for at in range(0, 32, 4))
 
@@ -108,7 +111,10 @@ class Keyring:
             raise ConfigError(f"{str(path)!r} has format {saved['format']}, this Dither reads {FORMAT}")
         try:
             parties = tuple(map(PartyKeys.from_dict, saved["parties"]))
-            return cls(saved["id"], bytes.fromhex(saved["server"]), parties, int(saved.get("serial", 0)))
+            _check_names([party.name for party in parties])  # they are shown beside the fingerprint
+            authorities = [str(saved.get(name, "")) for name in ("ca", "transport_ca")]
+            server, serial = bytes.fromhex(saved["server"]), int(saved.get("serial", 0))
+            return cls(saved["id"], server, parties, serial, *authorities)
         except (ValueError, KeyError, TypeError) as error:
             raise DamagedFile(f"{str(path)!r} is damaged: {error}; {_ADVICE}") from None
 
@@ -184,7 +190,7 @@ def create_from(
     _write_secret(folder / "server" / "identity.key", server.private.hex().encode())
     write_bytes(folder / "server" / "ca.pem", ca_pem)
     keyring = Keyring(secrets.token_hex(32), server.public, tuple(requests))
-    publish(folder, keyring)
+    keyring = publish(folder, keyring)
     issue(folder, hosts=hosts, days=days)
     return keyring
 
@@ -245,8 +251,7 @@ def add(folder: Path, party: PartyKeys) -> Keyring:
         raise ConfigError(f"{party.name!r} belongs to this federation already; revoke it first for new keys")
     keyring = replace(keyring, parties=(*keyring.parties, party), serial=keyring.serial + 1)
     _save_revoked(folder, revoked(folder / "server") - {party.name})
-    publish(folder, keyring)
-    return keyring
+    return publish(folder, keyring)
 
 
 def revoke(folder: Path, name: str) -> Keyring:
@@ -260,8 +265,7 @@ def revoke(folder: Path, name: str) -> Keyring:
     (folder / "server" / "nodes" / f"{name}.pub").unlink(missing_ok=True)
     for ending in ("json", "signed.zip"):
         (folder / "invitations" / f"{name}.{ending}").unlink(missing_ok=True)
-    publish(folder, keyring)
-    return keyring
+    return publish(folder, keyring)
 
 
 def revoked(server: Path) -> set[str]:
@@ -279,12 +283,15 @@ def invitation_file(folder: Path, name: str) -> Path:
     return folder / "invitations" / f"{name}.json"
 
 
-def publish(folder: Path, keyring: Keyring) -> None:
-    """Write the list of members for the server, and an invitation for each party, signed with the CA's key."""
+def publish(folder: Path, keyring: Keyring) -> Keyring:
+    """Write the list of members for the server, and an invitation for each party, signed with the CA's key. The
+    list names the certificate authorities as they are now."""
     _check_names([party.name for party in keyring.parties])
     ca_key = _ca_key(folder)
+    ca = certificate_of(folder / "ca" / "ca.pem")
+    keyring = replace(keyring, ca=_fingerprint_of(ca), transport_ca=transport_ca(folder))
     ca_pem = (folder / "ca" / "ca.pem").read_text(encoding="ascii")
-    content = {"federation": keyring.to_dict(), "ca": ca_pem, "transport_ca": transport_ca(folder)}
+    content = {"federation": keyring.to_dict(), "ca": ca_pem}
     signature = ca_key.sign(canonical(content), ec.ECDSA(hashes.SHA256())).hex()
     write_checked(folder / "server" / "federation.json", keyring.to_dict())
     first = invitation_file(folder, keyring.parties[0].name)
@@ -293,6 +300,7 @@ def publish(folder: Path, keyring: Keyring) -> None:
     for party in keyring.parties:
         write_text(folder / "server" / "nodes" / f"{party.name}.pub", party.node_key + "\n")
         write_bytes(invitation_file(folder, party.name), invitation)
+    return keyring
 
 
 def accept(folder: Path, invitation: Path) -> tuple[Keyring, Keyring | None]:
@@ -301,14 +309,17 @@ def accept(folder: Path, invitation: Path) -> tuple[Keyring, Keyring | None]:
     advice = "ask for the invitation again"
     saved = read_checked(invitation, advice)
     try:
-        content = {name: saved[name] for name in ("federation", "ca", "transport_ca")}
+        content = {name: saved[name] for name in ("federation", "ca")}
         keyring, signature = Keyring.from_dict(saved["federation"], invitation), bytes.fromhex(saved["signature"])
-        ca: Any = x509.load_pem_x509_certificate(saved["ca"].encode()).public_key()
-        ca.verify(signature, canonical(content), ec.ECDSA(hashes.SHA256()))
+        ca = x509.load_pem_x509_certificate(saved["ca"].encode())
+        signer: Any = ca.public_key()
+        signer.verify(signature, canonical(content), ec.ECDSA(hashes.SHA256()))
     except InvalidSignature:
         raise DamagedFile(f"{str(invitation)!r} is not signed by the CA it brings; {advice}") from None
     except (KeyError, TypeError, ValueError, AttributeError):
         raise DamagedFile(f"{str(invitation)!r} is not an invitation; {advice}") from None
+    if keyring.ca != _fingerprint_of(ca):
+        raise FederationError(f"{str(invitation)!r} brings another CA than its list of members names")
     name = party_name(folder)
     if keyring.party(name).identity != Identity.load(folder).public:
         raise FederationError(f"{str(invitation)!r} lists a key for {name!r} that is not identity.key")
@@ -334,15 +345,12 @@ def accept(folder: Path, invitation: Path) -> tuple[Keyring, Keyring | None]:
 def transport_ca(folder: Path) -> str:
     """The fingerprint of the transport's own CA (NVIDIA FLARE), as invitations carry it; empty without one."""
     path = folder / "ca" / "nvflare" / "rootCA.pem"
-    if not path.is_file():
-        return ""
-    content = certificate_of(path).public_bytes(serialization.Encoding.DER)
+    return _fingerprint_of(certificate_of(path)) if path.is_file() else ""
+
+
+def _fingerprint_of(certificate: x509.Certificate) -> str:
+    content = certificate.public_bytes(serialization.Encoding.DER)
     return f"SHA256:{hashlib.sha256(content).digest().hex(':').upper()}"
-
-
-def root_of_transport(invitation: Path) -> str:
-    """The fingerprint in an invitation that was accepted."""
-    return str(read_checked(invitation, "ask for the invitation again")["transport_ca"])
 
 
 def canonical(content: Mapping[str, Any]) -> bytes:

@@ -171,6 +171,14 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def asked_digest(leaves: Sequence[np.ndarray], question: Mapping[str, Any] | None = None) -> bytes:
+    """Of what all parties of a round are asked: the model that is broadcast, of known shapes, and the question."""
+    hasher = hashlib.sha256(json.dumps(question, sort_keys=True).encode())
+    for leaf in leaves:
+        hasher.update(np.ascontiguousarray(leaf).data)
+    return hasher.digest()
+
+
 # The mailbox
 
 _LOOK_SECONDS = 0.5  # between two looks at who is connected

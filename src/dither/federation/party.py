@@ -19,14 +19,13 @@ Whatever goes wrong, the server hears one of the sentences in `REFUSALS`; the re
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -340,6 +339,13 @@ class Party:
         )
 
 
+class _Announced(NamedTuple):
+    """The sum that an answer goes into."""
+
+    message: bytes
+    asked: bytes  # the digest of what is answered
+
+
 class _PartyRun:
     """What training and statistics share at a party: its ledger, enrolment for secure aggregation, and opening a
     sum."""
@@ -404,12 +410,24 @@ class _PartyRun:
         self.store.save_secagg(session.save())
         return {} if answer is None else {"secagg": answer}
 
-    def _upload(self, index: int, announced: bytes | None, row: np.ndarray) -> bytes | np.ndarray:
+    def _announced(
+        self, message: messages.SignedMessage, index: int, asked: bytes, parties: Callable[[set[int]], bool]
+    ) -> _Announced | None:
+        """The announcement of the sum that an answer goes into; None if sums are in the open."""
+        if self._session is None:
+            return None
+        announcement = message.bytes("announce")
+        cohort = self._session.announced(announcement, asked)
+        if cohort.round_index != index or not parties(set(cohort.ids)):
+            raise ProtocolAbort(f"{message.kind} {index} is announced for a cohort that was not drawn for it")
+        return _Announced(announcement, asked)
+
+    def _upload(self, index: int, announced: _Announced | None, row: np.ndarray) -> bytes | np.ndarray:
         """The row, masked if sums are secure. This party's record contains it before it leaves."""
         if self._session is None or announced is None:
             self.releases.append(index, row.tobytes())
             return row
-        masked = self._session.upload(announced, row)
+        masked = self._session.upload(announced.message, row, announced.asked)
         self.store.save_secagg(self._session.save())
         self.releases.append(index, masked)
         return masked
@@ -433,27 +451,23 @@ class _Counting(_PartyRun):
 
     def question(self, message: messages.SignedMessage) -> tuple[dict[str, Any], dict[str, Any]]:
         """The answer to a question: names, or counts with noise, masked."""
-        index, announced = message.field("round", int), None
-        is_list = message.field("question", dict).get("kind") == NAMES
-        if self._session is not None and not is_list:
-            announced = message.bytes("announce")
-            if set(self._session.announced(announced).ids) != set(range(len(self.agreement.names))):
-                raise ProtocolAbort(f"question {index} is announced for some of the parties only")
-        answer = self._answer(index, message)
-        if is_list:
+        index = message.field("round", int)
+        question = Question.from_dict(message.field("question", dict))
+        leaves, everybody = self._model(message), set(range(len(self.agreement.names)))
+        asked = messages.asked_digest(leaves, question.to_dict())
+        announced = None
+        if question.kind != NAMES:
+            announced = self._announced(message, index, asked, lambda parties: parties == everybody)
+        answer = self._answer(index, question, leaves, asked.hex())
+        if question.kind == NAMES:
             self.releases.append(index, to_json(answer).encode())
             return {"round": index, "names": answer}, {}
         row = np.array(answer, np.int64).view(np.uint64)
         return {"round": index}, {"upload": self._upload(index, announced, row)}
 
-    def _answer(self, index: int, message: messages.SignedMessage) -> list[Any]:
+    def _answer(self, index: int, question: Question, leaves: list[np.ndarray], digest: str) -> list[Any]:
         """Names, or noisy counts: what was answered before, or a fresh answer that is charged and kept."""
-        question = Question.from_dict(message.field("question", dict))
-        asked = hashlib.sha256(json.dumps(question.to_dict(), sort_keys=True).encode())
-        for name in sorted(message.arrays):
-            if name.startswith("m"):
-                asked.update(name.encode() + np.ascontiguousarray(message.arrays[name]).tobytes())
-        answers, digest = self._answers(), asked.hexdigest()
+        answers = self._answers()
         saved = answers.get(str(index))
         if saved is not None and saved["question"] != digest:
             raise FederationError(f"question {index} was answered before, in other words")
@@ -462,7 +476,7 @@ class _Counting(_PartyRun):
                 raise FederationError(f"question {index} is over")
             left = 1.0 - sum(each["share"] for number, each in answers.items() if number != str(index))
             if self._columns is None:
-                self._columns = Columns(self._table(message))
+                self._columns = Columns(self._table(leaves))
             saved = answers[str(index)] = {"question": digest, "share": question.share, "answer": None}
             self._save(answers)
             self._charge(index)
@@ -473,7 +487,14 @@ class _Counting(_PartyRun):
             self._save(answers)
         return list(saved["answer"])
 
-    def _table(self, message: messages.SignedMessage) -> pd.DataFrame:
+    def _model(self, message: messages.SignedMessage) -> list[np.ndarray]:
+        """The arrays of the model that is evaluated; none in a survey of the table itself."""
+        if self.agreement.trained is None:
+            return []
+        shapes = jax.tree.leaves(jax.eval_shape(self.agreement.trained.model().init, jax.random.key(0)))
+        return message.model([(leaf.shape, leaf.dtype) for leaf in shapes])
+
+    def _table(self, leaves: list[np.ndarray]) -> pd.DataFrame:
         """The party's table; for an evaluation, what the broadcast model says of the records that training left
         out. The owner hears the exact score."""
         trained = self.agreement.trained
@@ -481,8 +502,7 @@ class _Counting(_PartyRun):
             return self._source.frame()
         x, y = trained.encode(self._source, held_out=True)
         model = trained.model()
-        shapes, structure = jax.tree.flatten(jax.eval_shape(model.init, jax.random.key(0)))
-        leaves = message.model([(leaf.shape, leaf.dtype) for leaf in shapes])
+        structure = jax.tree.structure(jax.eval_shape(model.init, jax.random.key(0)))
         predicted = scores_of_each(model, jax.tree.unflatten(structure, list(map(jnp.asarray, leaves))), x)
         scored = score_columns(np.asarray(predicted), y, model.task, len(trained.classes))
         self._say(f"{LOCAL}on {len(scored):,} of your records that training left out, {_own(scored)}")
@@ -542,16 +562,12 @@ class _Training(_PartyRun):
         index = message.field("round", int)
         self._check_turn(index)
         broadcast = self._broadcast(message)
-        announced = None
-        if self._session is not None:
-            announced = message.bytes("announce")
-            cohort = self._session.announced(announced)
-            if cohort.round_index != index or not set(cohort.ids) <= set(self.experiment.cohorts[index].tolist()):
-                raise ProtocolAbort(f"round {index} is announced for a cohort that was not drawn for it")
+        asked, drawn = messages.asked_digest(broadcast), set(self.experiment.cohorts[index].tolist())
+        announced = self._announced(message, index, asked, lambda parties: parties <= drawn)
         before = self.store.load(PendingUpload)
         if before is not None and before.round == index:
             pending = before
-            if pending.broadcast != _digest(broadcast):
+            if pending.broadcast != asked.hex():
                 raise FederationError(f"round {index} was answered before, for another broadcast")
         else:
             self._check_open(index, before)
@@ -604,7 +620,7 @@ class _Training(_PartyRun):
             reason = f"round {index}: {problem.split(':')[0]}"  # what follows the colon is for this party alone
             self.store.save(ChargedRound(index, reason))
             raise ClientRefused(reason)
-        pending = PendingUpload(index, _digest(broadcast), [answer.row, *answer.state])
+        pending = PendingUpload(index, messages.asked_digest(broadcast).hex(), [answer.row, *answer.state])
         self.store.save(pending)
         self.store.save(ChargedRound(index, COMPUTED))
         return pending
@@ -670,10 +686,3 @@ def _for_the_server(error: Exception, asked: str) -> str:
     if isinstance(error, ClientRefused):
         return REFUSALS["update"]
     return REFUSALS["terms" if asked in _TERMS else "other"]
-
-
-def _digest(leaves: list[np.ndarray]) -> str:
-    digest = hashlib.sha256()
-    for leaf in leaves:
-        digest.update(np.ascontiguousarray(leaf).data)
-    return digest.hexdigest()

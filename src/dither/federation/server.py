@@ -23,13 +23,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dither import data
+from dither.accounting.ledger import Budget
 from dither.errors import FederationError, ProtocolAbort, SpecError
 from dither.experiment import build, plots, train
+from dither.experiment.account import with_counts
+from dither.experiment.counting import PURPOSES
 from dither.experiment.metrics import Labelled, judge
-from dither.experiment.report import Exclusion, FederationTotals, PartyTotals, Report
+from dither.experiment.report import TOGETHER, Exclusion, FederationTotals, PartyTotals, Report, SpentPart
 from dither.federation import engines, keys, messages, state
 from dither.federation.agreement import (
     Agreement,
+    StatisticsTerms,
     Terms,
     collusion_notes,
     federated_spec,
@@ -415,6 +419,10 @@ class Coordinator:
     def _round_fields(self, name: str) -> dict[str, Any]:
         return {"last_counted": self._last_counted.get(name, -1)}
 
+    def _question_fields(self) -> dict[str, Any] | None:
+        """What is asked besides the model."""
+        return None
+
     def _collect_open(self, index: int, names: Sequence[str]) -> RoundResult:
         """Uploads as they are; the server checks each."""
         rows: dict[str, np.ndarray] = {}
@@ -461,7 +469,7 @@ class Coordinator:
         if standing == "over":  # killed while it was being opened: this round stays without effect
             return self._nothing()
         if standing == "new":
-            session.announce(index, map(self.agreement.number, cohort), self.engine.dimension)
+            self._announce(index, cohort)
         refused: dict[str, str] = {}
         tries = 0
         while True:
@@ -483,6 +491,11 @@ class Coordinator:
                 continue
             tries += 1
             self._too_few(index, came, [names[client] for client in session.missing], tries, refused)
+
+    def _announce(self, index: int, cohort: Sequence[str]) -> None:
+        """Open the sum of a round, of what these parties answer to what all of them are asked."""
+        asked = messages.asked_digest(self.engine.message(), self._question_fields())
+        self._secagg.announce(index, map(self.agreement.number, cohort), self.engine.dimension, asked)
 
     def _open_sum(self, index: int, refused: dict[str, str]) -> RoundResult:
         """Have the seals taken off; who made one that cannot be is excluded, and the round is without effect."""
@@ -590,7 +603,8 @@ class Coordinator:
         void = [str(line["round"] + 1) for line in lines if not line["counted"]]
         most_missing = agreement.may_lack if void else int(np.asarray(state.missing)[0])
         report = train.report_of(completed, folder, rows, np.asarray(state.participation)[0], most_missing)
-        report = replace(report, federation=self._totals(agreement, lines, most_missing))
+        totals = replace(self._totals(agreement, lines, most_missing), split=self._split(completed, most_missing))
+        report = replace(report, federation=totals)
         notes = []
         if most_missing:
             noise = "the proven ε of sums does not count on their noise"
@@ -636,6 +650,21 @@ class Coordinator:
             void_rounds=int(np.asarray(self.engine.state.void)[0]),
             seconds_a_round=float(np.median([line["seconds"] for line in lines])) if lines else 0.0,
         )
+
+    def _split(self, completed: build.Experiment, most_missing: int) -> tuple[SpentPart, ...]:
+        """What was counted on the same records, the training, and everything together; nothing if only trained."""
+        saved = [StatisticsTerms.load(self.journal.path / purpose, "start a new run") for purpose in PURPOSES]
+        counted = [terms for terms in saved if terms is not None]
+        if not counted:
+            return ()
+        accountant = completed.accountant(most_missing)
+        terms = Budget(0.0, completed.spec.privacy.delta, completed.plan.view, completed.plan.adjacency)
+        before, after = (
+            [each.release for each in counted if bool(each.trained) is late] for late in (False, True)
+        )
+        parts = [SpentPart(each.purpose, each.epsilon, each.delta) for each in counted]
+        together = with_counts(accountant, terms, before, after)
+        return (*parts, SpentPart("training", accountant.epsilon(), terms.delta), SpentPart(TOGETHER, *together))
 
     def _say_goodbye(self, outcome: dict[str, Any]) -> None:
         """Tell the parties how the run ended, and keep their statements of releases."""

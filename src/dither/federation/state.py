@@ -61,7 +61,7 @@ _STATED = ("party", "terms", "releases", "head")
 _SIGNED = (
     *("spec.toml", "schema.toml", "terms.json", "provenance.json", "rounds.jsonl", "metrics.jsonl"),
     *("excluded.json", "summary.json", "model.safetensors", "plot.png", "plot.svg"),
-    *("statistics.json", "scores.json"),
+    *("statistics.json", "scores.json", "model.py", "local/schema.toml"),
 )
 
 
@@ -262,6 +262,9 @@ class Journal(_RunFiles):
             file = self.path / name
             if not file.is_file() or digest(file.read_bytes()) != signed:
                 raise DamagedFile(f"{str(file)!r} is not the file that the server signed")
+        for file in (self.path / name for name in _SIGNED if name not in saved["files"]):
+            if file.exists():
+                raise DamagedFile(f"{str(file)!r} is not among the files that the server signed")
         return {name: saved[name] for name in ("federation", "files")}
 
 

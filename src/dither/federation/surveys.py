@@ -189,7 +189,10 @@ class StatisticsCoordinator(Coordinator):
         return self.agreement.rules
 
     def _round_fields(self, name: str) -> dict[str, Any]:
-        return {"question": self._question.to_dict()}
+        return {"question": self._question_fields()}
+
+    def _question_fields(self) -> dict[str, Any]:
+        return self._question.to_dict()
 
     def _decoded(self, session: ServerSession) -> np.ndarray:
         return np.asarray(session.open(), np.uint64).view(np.int64)

@@ -1,6 +1,6 @@
 """The client's side of secure aggregation: bytes in, bytes out; no sockets, no clocks, no threads.
 
-A client keeps seven rules, whatever it is sent (why they suffice: docs/secagg.md):
+A client keeps eight rules, whatever it is sent (why they suffice: docs/secagg.md):
 
 1. Round numbers only increase, and the attempts of a round are numbered 0, 1, 2, ... without gaps.
 2. A later attempt sums a proper subset of the clients of every earlier attempt in which it took part, with the
@@ -12,6 +12,7 @@ A client keeps seven rules, whatever it is sent (why they suffice: docs/secagg.m
 6. It refuses a cohort without itself, with strangers, below `min_clients`, or with a threshold at which two sums
    could be opened.
 7. It releases a share of its own seal only for a client that has unsealed that very attempt, with a signature.
+8. It refuses an announcement with another digest than that of what it was itself asked.
 
 `save` preserves the rules across a restart: store the state before a message leaves the process. Never restore
 an old
@@ -123,13 +124,14 @@ class ClientSession(Session):
 
     # Rounds
 
-    def announced(self, message: bytes) -> AnnouncedCohort:
+    def announced(self, message: bytes, asked: bytes = bytes(32)) -> AnnouncedCohort:
         """What an announcement asks for, if this client would upload for it. Changes nothing."""
-        return self._accept(message)[0]
+        return self._accept(message, asked)[0]
 
-    def upload(self, message: bytes, vector: np.ndarray) -> bytes:
-        """The vector, masked for the announced cohort, and sealed if this client is of the committee."""
-        cohort, answered = self._accept(message)
+    def upload(self, message: bytes, vector: np.ndarray, asked: bytes = bytes(32)) -> bytes:
+        """The vector, masked for the announced cohort, and sealed if this client is of the committee. It answers
+        what has the digest `asked`."""
+        cohort, answered = self._accept(message, asked)
         words = np.dtype(f"<u{self.rules.word_bytes}")
         if not isinstance(vector, np.ndarray) or vector.dtype != words or vector.shape != (cohort.dimension,):
             given = f"{vector.dtype} {vector.shape}" if isinstance(vector, np.ndarray) else type(vector).__name__
@@ -194,11 +196,13 @@ class ClientSession(Session):
     def _keys(self) -> bytes:
         return self.signing.public + self.agreement.public + self.nonce
 
-    def _accept(self, message: bytes) -> tuple[AnnouncedCohort, _AnsweredAttempt | None]:
+    def _accept(self, message: bytes, asked: bytes) -> tuple[AnnouncedCohort, _AnsweredAttempt | None]:
         """The cohort of an acceptable announcement, and the attempt if it is the one already answered."""
         cohort = AnnouncedCohort.read(self._from_server(message, Kind.ANNOUNCE), self._enrolled_roster())
         if self.who not in cohort.ids:
             raise ProtocolAbort(f"client {self.who} is not in the announced cohort")
+        if not primitives.same(cohort.asked, asked):
+            raise ProtocolAbort(f"{cohort} is announced for something else than what this client was asked")
         newest = self._attempt
         if newest is None or cohort.round_index != newest.cohort.round_index:
             cohort.check_after(None if newest is None else newest.cohort)

@@ -2,7 +2,7 @@
 
     offset  bytes  what (integers are little-endian)
          0      4  magic "DSAG"
-         4      1  version of the protocol, 1
+         4      1  version of the protocol, 2
          5      1  kind (below)
          6     32  federation: its id
         38      8  round          0 while enrolling
@@ -29,7 +29,7 @@ from dither.secagg import primitives, shamir
 from dither.secagg.graph import MAX_CLIENTS
 
 MAGIC = b"DSAG"
-VERSION = 1
+VERSION = 2
 SERVER = 2**32 - 1  # the server's sender number; clients are below
 MAX_DIMENSION = 1 << 30
 MAX_ROUND = 2**63 - 1
@@ -62,7 +62,7 @@ _LARGEST = {
     Kind.CONFIRM: 32,
     Kind.CONFIRMED: 32 + 64 * MAX_CLIENTS,
     Kind.UPLOAD: 36 + 8 * MAX_DIMENSION + 93 * MAX_CLIENTS + 32,
-    Kind.ANNOUNCE: 48 + 4 * MAX_CLIENTS,
+    Kind.ANNOUNCE: 80 + 4 * MAX_CLIENTS,
     Kind.SHARES: 36 + 37 * MAX_CLIENTS,
     Kind.UNSEAL: 36 + 65 * MAX_CLIENTS,
     Kind.RELEASE: 36 + 37 * MAX_CLIENTS,
@@ -217,6 +217,6 @@ def round_bytes(
     seal = 32 + (32 + encrypted) * cohort_size
     upload = envelope + 32 + 4 + length * (modulus_bits // 8) + seal * committee / cohort_size
     answer = envelope + 36 + (4 + shamir.SHARE_BYTES) * committee
-    announcement = envelope + 48 + 4 * cohort_size
+    announcement = envelope + 80 + 4 * cohort_size
     request = envelope + 36 + (4 + encrypted) * committee
     return upload + answer, float(announcement + request)

@@ -12,7 +12,7 @@ import functools
 import json
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 from dither.errors import ConfigError, ProtocolAbort, SpecError
@@ -31,8 +31,8 @@ from dither.secagg.messages import (
 )
 
 _RULES = struct.Struct("<BIIII")
-_COHORT = struct.Struct("<32sIQI")
-_STATE_VERSION = 1
+_COHORT = struct.Struct("<32s32sIQI")
+_STATE_VERSION = 2
 
 
 class Member(NamedTuple):
@@ -136,9 +136,9 @@ class AnnouncedCohort:
     """One attempt of one round: who is summed, who seals the sum, who shares a mask with whom.
 
     All of it is public and follows from the announcement, so server and clients compute it alike. The digest
-    covers the roster, the round, the attempt, the threshold, the vector's length and the ids; all keys of the
-    attempt are derived with it. Clients that were sent different announcements therefore share no mask, and
-    their uploads never sum to anything.
+    covers the roster, the round, the attempt, the threshold, the vector's length, the ids and `asked`, the digest
+    of what the clients were asked; all keys of the attempt are derived with it. Clients that were sent different
+    announcements therefore share no mask, and their uploads never sum to anything.
     """
 
     roster: Roster
@@ -147,6 +147,7 @@ class AnnouncedCohort:
     threshold: int
     dimension: int
     ids: tuple[int, ...]
+    asked: bytes = bytes(32)
 
     def __str__(self) -> str:
         return f"round {self.round_index}, attempt {self.attempt}"
@@ -196,40 +197,44 @@ class AnnouncedCohort:
             raise ProtocolAbort(f"client {min(added)} joins in {self}: a later attempt may only lose clients")
         if len(self.ids) == len(before.ids):
             raise ProtocolAbort(f"{self} loses nobody: it would only change the committee")
-        if (self.threshold, self.dimension) != (before.threshold, before.dimension):
-            raise ProtocolAbort(f"{self} changes the round's threshold or length")
+        fixed = (self.threshold, self.dimension, self.asked)
+        if fixed != (before.threshold, before.dimension, before.asked):
+            raise ProtocolAbort(f"{self} changes the round's threshold or length, or what is asked")
 
     def to_dict(self) -> dict[str, Any]:
         """All but the roster, as a session saves it."""
         place = {"round": self.round_index, "number": self.attempt}
-        return {**place, "threshold": self.threshold, "dimension": self.dimension, "ids": self.ids}
+        fixed = {"threshold": self.threshold, "dimension": self.dimension, "asked": self.asked}
+        return {**place, **fixed, "ids": self.ids}
 
     @classmethod
     def from_dict(cls, roster: Roster, saved: Mapping[str, Any]) -> AnnouncedCohort:
         keys = ("round", "number", "threshold", "dimension")
         round_index, attempt, threshold, dimension = (int(saved[key]) for key in keys)
         ids = tuple(int(who) for who in saved["ids"])
-        return cls(roster, round_index, attempt, threshold, dimension, ids).check()
+        asked = bytes.fromhex(saved["asked"])
+        return cls(roster, round_index, attempt, threshold, dimension, ids, asked).check()
 
     def pack(self) -> bytes:
-        fields = _COHORT.pack(self.roster.digest, self.threshold, self.dimension, len(self.ids))
+        fields = _COHORT.pack(self.roster.digest, self.asked, self.threshold, self.dimension, len(self.ids))
         return fields + struct.pack(f"<{len(self.ids)}I", *self.ids)
 
     @classmethod
     def read(cls, message: Message, roster: Roster) -> AnnouncedCohort:
         """The cohort in a server's announcement, checked."""
         reader = Reader(message, roster.digest)
+        asked = reader.take(32, "the digest of what is asked")
         threshold = reader.number(4, "the threshold", most=MAX_CLIENTS)
         dimension = reader.number(8, "the vector's length", most=MAX_DIMENSION)
         count = reader.number(4, "the number of clients", most=MAX_CLIENTS)
         ids = tuple(reader.number(4, "an id", most=SERVER - 1) for _ in range(count))
         reader.done()
-        return cls(roster, message.round_index, message.attempt, threshold, dimension, ids).check()
+        return cls(roster, message.round_index, message.attempt, threshold, dimension, ids, asked).check()
 
     @functools.cached_property
     def digest(self) -> bytes:
         place = struct.pack("<QI", self.round_index, self.attempt)
-        return primitives.digest(b"dither secagg cohort, version 1\n", place, self.pack())
+        return primitives.digest(b"dither secagg cohort, version 2\n", place, self.pack())
 
     @functools.cached_property
     def committee(self) -> tuple[int, ...]:
@@ -259,8 +264,9 @@ class AnnouncedCohort:
         return ring, {who: place for place, who in enumerate(ring)}
 
     def _shuffled(self, purpose: bytes) -> list[int]:
-        """The ids in an order that everyone can compute and nobody chooses."""
-        return sorted(self.ids, key=lambda who: primitives.digest(self.digest, purpose, struct.pack("<I", who)))
+        """The ids in an order that everyone can compute and nobody chooses: not by what is asked, either."""
+        place = replace(self, asked=bytes(32)).digest
+        return sorted(self.ids, key=lambda who: primitives.digest(place, purpose, struct.pack("<I", who)))
 
     # Keys of this attempt, from what two clients share (or from a seal's seed)
 

@@ -116,8 +116,9 @@ class ServerSession(Session):
 
     # Rounds
 
-    def announce(self, round_index: int, cohort: Iterable[int], dimension: int) -> bytes:
-        """Open a round, or the next attempt of the open one; the message for every client of the cohort."""
+    def announce(self, round_index: int, cohort: Iterable[int], dimension: int, asked: bytes = bytes(32)) -> bytes:
+        """Open a round, or the next attempt of the open one; the message for every client of the cohort, with the
+        digest of what each of them is `asked`."""
         roster, before = self._roster(), self._attempt
         if set(self._confirmations) != set(roster.members):
             raise ProtocolAbort("announcement before enrolment is complete")
@@ -129,7 +130,7 @@ class ServerSession(Session):
                     f"round {round_index} is over: its attempt {before.cohort.attempt} is being opened"
                 )
             attempt, threshold = before.cohort.attempt + 1, before.cohort.threshold
-        opened = AnnouncedCohort(roster, round_index, attempt, threshold, dimension, ids)
+        opened = AnnouncedCohort(roster, round_index, attempt, threshold, dimension, ids, asked)
         opened.check_after(None if before is None else before.cohort)
         opened.check()
         self._attempt = _OpenAttempt.empty(opened)
@@ -151,7 +152,8 @@ class ServerSession(Session):
     def reannounce(self) -> bytes:
         """A new attempt with the clients whose uploads have arrived; `ProtocolAbort` if they are too few."""
         open_ = self._open()
-        return self.announce(open_.cohort.round_index, open_.uploaded, open_.cohort.dimension)
+        cohort = open_.cohort
+        return self.announce(cohort.round_index, open_.uploaded, cohort.dimension, cohort.asked)
 
     @property
     def cohort(self) -> tuple[int, ...]:

@@ -16,9 +16,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from cryptography import x509
+from cryptography.x509.oid import NameOID
 
 from dither.errors import ConfigError, FederationError
 from dither.experiment.folder import write_text
@@ -143,14 +147,35 @@ def establish(folder: Path, *, host: str, port: int) -> None:
         with tempfile.TemporaryDirectory(prefix="dither-nvflare-") as scratch:
             asked, signed = Path(scratch) / "own.request.zip", Path(scratch) / "own.signed.zip"
             _make_request(Path(scratch) / "request", participant, asked)
-            approve(folder, asked, signed)
+            _sign(folder, asked, signed)
             _package(Path(scratch) / "request", signed, transport_ca(folder), folder / "server" / kit)
     _protect_server(folder / "server" / KIT)
 
 
-def approve(folder: Path, asked: Path, signed: Path) -> None:
-    """Sign a request with FLARE's CA of the federation in that folder."""
-    signed.unlink(missing_ok=True)
+def approve(folder: Path, name: str, asked: Path, signed: Path) -> None:
+    """Sign a party's request with FLARE's CA of the federation in that folder: as that party's site, and as
+    nothing else. Who wrote the request chose what it asks for, and FLARE signs servers and administrators, too."""
+    with tempfile.TemporaryDirectory(prefix="dither-nvflare-") as scratch:
+        _sign(folder, asked, made := Path(scratch) / "signed.zip")
+        with zipfile.ZipFile(made) as content:
+            names = [each for each in content.namelist() if each.endswith(".crt")]
+            subjects = [x509.load_pem_x509_certificate(content.read(each)).subject for each in names]
+        if [_role(subject) for subject in subjects] != [(name, "client")]:
+            raise FederationError(f"{str(asked)!r} asks for more than a certificate for the site of {name!r}")
+        signed.unlink(missing_ok=True)
+        shutil.copyfile(made, signed)
+
+
+def _role(subject: x509.Name) -> tuple[str, str]:
+    """Whom a certificate of FLARE's names, and as what."""
+    name, role = (
+        "/".join(str(each.value) for each in subject.get_attributes_for_oid(oid))
+        for oid in (NameOID.COMMON_NAME, NameOID.UNSTRUCTURED_NAME)
+    )
+    return name, role
+
+
+def _sign(folder: Path, asked: Path, signed: Path) -> None:
     ca, profile = folder / "ca" / KIT, folder / "ca" / "nvflare-profile.json"
     _nvflare("cert", "approve", str(asked), "-c", str(ca), "--profile", str(profile), "--out", str(signed))
 
