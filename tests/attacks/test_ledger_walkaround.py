@@ -48,6 +48,8 @@ def people(count=200, seed=0):
         {
             "age": rng.integers(18, 90, count),
             "weight": rng.normal(70, 12, count).round(3),
+            "height": rng.normal(170, 10, count).round(1),
+            "pulse": rng.integers(50, 110, count),
             "site": rng.choice(["North", "South", "East"], count),
             "sick": rng.choice(["no", "yes"], count),
         }
@@ -158,7 +160,7 @@ def shuffled_rows(frame, path):
 
 
 def shuffled_and_renamed_columns(frame, path):
-    columns = {"sick": "sick", "weight": "a", "site": "b", "age": "c"}
+    columns = {"sick": "sick", "weight": "a", "site": "b", "age": "c", "pulse": "d", "height": "e"}
     frame[list(columns)].rename(columns=columns).to_csv(path.with_suffix(".csv"), index=False)
 
 
@@ -175,13 +177,31 @@ def some_among_many(frame, path):
     pd.concat([people(3000, seed=1), frame.iloc[:20]]).to_csv(path.with_suffix(".csv"), index=False)
 
 
+def without_a_column(frame, path):
+    half_of_them(frame.drop(columns="weight"), path)
+
+
+def with_a_new_column(frame, path):
+    frame.assign(ward=np.arange(len(frame)) % 7 + 1).to_csv(path.with_suffix(".csv"), index=False)
+
+
+def with_another_column_and_people(frame, path):
+    frame = pd.concat([frame.iloc[20:], people(20, seed=2)])
+    frame.assign(height=frame.height / 2.54).to_csv(path.with_suffix(".csv"), index=False)
+
+
+def renamed_shuffled_and_without_a_column(frame, path):
+    shuffled_and_renamed_columns(frame.assign(site=None), path)
+
+
 def as_parquet(frame, path):
     frame.to_parquet(path.with_suffix(".parquet"))
 
 
 DISGUISES = [
     renamed, one_more_newline, other_line_ends, shuffled_rows, shuffled_and_renamed_columns, respelled,
-    half_of_them, some_among_many, as_parquet,
+    half_of_them, some_among_many, without_a_column, with_a_new_column, with_another_column_and_people,
+    renamed_shuffled_and_without_a_column, as_parquet,
 ]  # fmt: skip
 
 
@@ -218,6 +238,14 @@ def test_charged_records_are_not_public_in_another_dress(place):
                 values={"data.label": "sick"},
             )
     assert charges(place) == 1
+
+
+def test_charged_records_are_not_public_with_other_columns(place):
+    people().drop(columns="pulse").to_csv(place / "other.csv", index=False)
+    with pytest.raises(SpecError, match=r"declared public.*people\.csv.* share \d+"):
+        train(place, place / "other.csv", values={"data.public": True})
+    with pytest.raises(DitherError, match="new-ledger"):
+        train(place, place / "other.csv", ledger=place / "fresh.sqlite")
 
 
 def test_charged_records_are_not_public_wherever_that_is_said(place):
@@ -300,7 +328,7 @@ def test_two_data_sets_with_budgets_become_one_with_the_stricter(place):
 def test_a_second_account_in_another_ledger_is_recorded(place):
     fresh = place / "elsewhere" / "fresh.sqlite"
     shuffled_rows(people(), place / "other")
-    with pytest.raises(DitherError, match=r"100% of its records with people\.csv in another ledger"):
+    with pytest.raises(DitherError, match=r"people\.csv in another ledger.* share 100% of the smaller"):
         train(place, place / "other.csv", ledger=fresh)
     train(place, place / "other.csv", ledger=fresh, new_ledger=True)
     again = Ledger(fresh)

@@ -26,7 +26,7 @@ from dither.data.dataset import (
     zeros_aligned,
 )
 from dither.data.drafts import Draft, draft
-from dither.data.hashing import check_unchanged, file_digest, hash_table
+from dither.data.hashing import RecordHashes, check_unchanged, file_digest, hash_table
 from dither.data.plots import class_counts, describe, draw_partition, partition_table
 from dither.data.schema import (
     Categorical,

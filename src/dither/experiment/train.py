@@ -12,6 +12,7 @@ from contextlib import closing, nullcontext
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -20,7 +21,7 @@ import numpy as np
 
 from dither.accounting import ClientRange, ProvenRow
 from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, data_id, rounds_in
-from dither.data import check_unchanged, hash_records
+from dither.data import RecordHashes, check_unchanged, hash_records
 from dither.errors import BudgetExhausted, ClientRefused, DitherError, RunExists, SpecError
 from dither.experiment import build, plots
 from dither.experiment.build import Compiled, Experiment, build_experiment, choose
@@ -234,7 +235,7 @@ def check_public(experiment: Experiment) -> None:
     spec, dataset = experiment.spec.data, experiment.dataset
     if experiment.spec.scored and (spec.test_path or dataset.test_hashes is not None):
         build.refuse_charged(spec.test_path or spec.path, dataset.test_hashes)
-    files: list[tuple[str, np.ndarray | None]] = [(spec.path, dataset.record_hashes)]
+    files: list[tuple[str, RecordHashes | None]] = [(spec.path, dataset.record_hashes)]
     if dataset.sources:
         files = [(str(source.path), source.record_hashes) for source in dataset.sources]
     for path, rows in files if spec.public else ():
@@ -250,7 +251,7 @@ def _identified(experiment: Experiment, book: Ledger, *, new_ledger: bool) -> li
             if source.content:
                 check_unchanged(source.path, source.content)
         for each, source in zip(ids, dataset.sources, strict=True):
-            rows = partial(np.asarray, source.record_hashes)
+            rows = partial(attrgetter("record_hashes"), source)
             name = f"{spec.data.id}/{source.name}" if spec.data.id else ""
             book.identify(each, rows, file=source.path.name, name=name, new_ledger=new_ledger)
         return ids
@@ -277,10 +278,10 @@ def _held_out(experiment: Experiment, book: Ledger) -> list[str]:
         pooled = book.fingerprint(np.sort(scored)) if len(scored) else ""
         return [pooled] * max(len(dataset.sources), 1)
 
-    def name(hashes: np.ndarray | None, rows: np.ndarray | None) -> str:
+    def name(hashes: RecordHashes | None, rows: np.ndarray | None) -> str:
         if hashes is None or rows is None or not len(rows):
             return ""
-        return book.fingerprint(np.sort(hashes[0, rows]))
+        return book.fingerprint(np.sort(hashes.whole[0, rows]))
 
     files = [name(each.record_hashes, each.test_rows) for each in dataset.sources]
     return files or [name(dataset.record_hashes, dataset.test_rows)]

@@ -515,8 +515,8 @@ class PartyData:
         """`DataError` if the file is not the one that was read."""
         data.check_unchanged(self.path, self._content)
 
-    def rows(self) -> np.ndarray:
-        """Each record as a number, for the ledger (`data.hashing`)."""
+    def rows(self) -> data.RecordHashes:
+        """The hashes of all records, for the ledger (`data.hashing`)."""
         return data.hash_records(self.path) if self.table is None else data.hash_table(self.table)
 
     def encode(self, agreement: Agreement, *, empty: bool = False) -> tuple[np.ndarray, np.ndarray]:

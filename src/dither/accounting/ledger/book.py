@@ -20,7 +20,7 @@ from dither.accounting import (
 )
 from dither.accounting.ledger import entries, filter
 from dither.accounting.ledger.entries import EVERY_RECORD, About, Budget, Charge, Charged, Row
-from dither.accounting.ledger.sketch import Scan, Sketch
+from dither.accounting.ledger.sketch import Scan, Shared, Sketch
 from dither.accounting.views import NUMBERS, SAMPLER_ERROR, sampler_error
 from dither.errors import BudgetExhausted, ConfigError, LedgerError
 from dither.types import ExactNoise, Release, Sampling
@@ -193,14 +193,14 @@ class Book:
         files = [file for each, file in self.files.items() if self.root(each) == dataset]
         return f"{(names or [dataset[:8]])[0]}{f' ({files[0]})' if files else ''}"
 
-    def overlaps(self, dataset: str, scan: Scan) -> list[tuple[float, str]]:
+    def overlaps(self, dataset: str, scan: Scan) -> list[tuple[Shared, str]]:
         """The data sets that share records with the scanned one, and the share, largest first."""
-        found: dict[str, float] = {}
+        found: dict[str, Shared] = {}
         for each, sketch in self.sketches:
             root = self.root(each)
             apart = any({self.root(d) for d in pair} == {root, self.root(dataset)} for pair in self._other)
-            if root != self.root(dataset) and not apart and (share := scan.shared(sketch)):
-                found[root] = max(share, found.get(root, 0.0))
+            if root != self.root(dataset) and not apart and (shared := scan.shared(sketch)).share:
+                found[root] = max(shared, found.get(root, shared))
         return sorted(((share, root) for root, share in found.items()), reverse=True)
 
     def check_same(self, one: str, other: str) -> None:

@@ -20,6 +20,7 @@ from dither.accounting.ledger import entries, sketch, store
 from dither.accounting.ledger.book import Book, run_name
 from dither.accounting.ledger.entries import About, Budget, Charge, Entry, Row, Spent
 from dither.accounting.ledger.store import Store, read_anchor
+from dither.data.hashing import RecordHashes
 from dither.errors import BudgetExhausted, ConfigError, DataError, LedgerError
 
 _HEX = re.compile("[0-9a-f]{8,}")
@@ -81,7 +82,7 @@ class Ledger:
     def identify(
         self,
         dataset: str,
-        rows: Callable[[], np.ndarray] | None = None,
+        rows: Callable[[], RecordHashes] | None = None,
         *,
         file: str = "",
         name: str = "",
@@ -107,7 +108,7 @@ class Ledger:
                 same=(target,) if target not in (None, self._book.root(dataset)) else (),
             )
             known = list(self._book.sketches)
-            compared = rows is None or dataset in {each for each, _ in known}
+            compared = rows is None or dataset in {each for each, old in known if old.parts is not None}
             if compared and rows is not None and not store.remembers_records(self._store.id, dataset):
                 store.remember_records(rows(), self._store.id, self.path, dataset, file)
             if compared and not about.name and not about.same:
@@ -154,14 +155,14 @@ class Ledger:
             self._committed(row)
             return True
 
-    def _overlap(self, what: str, shared: list[tuple[float, str]]) -> str:
-        share, other = shared[0]
+    def _overlap(self, what: str, shared: list[tuple[sketch.Shared, str]]) -> str:
+        most, other = shared[0]
         name = self._book.called(other).split(" (")[0]
         more = f" (so do {len(shared) - 1} others)" if len(shared) > 1 else ""
         return (
-            f"{what!r} and data set {self._book.called(other)} of {self.path} share {_percent(share)} of the "
-            f"smaller one's records{more}: set data.id={name!r} (`dither budget same {what} {name}`) to charge "
-            f"them together, or, if they are other people's, say so with `dither budget other {what} {name}`"
+            f"{what!r} and data set {self._book.called(other)} of {self.path} share {most}{more}: set "
+            f"data.id={name!r} (`dither budget same {what} {name}`) to charge them together, or, if they are "
+            f"other people's, say so with `dither budget other {what} {name}`"
         )
 
     # Budgets
@@ -439,12 +440,8 @@ def _checked(conditions: Conditions | None) -> Conditions:
 
 
 def _known_elsewhere(what: str, found: list[store.KnownRecords]) -> str:
-    most = max(found, key=lambda each: each.share)
+    most = max(found, key=lambda each: each.shared)
     return (
-        f"{what!r} shares {_percent(most.share)} of its records with {most.file or 'data'} in another ledger, "
-        f"{most.path}: charge that one (--ledger), or begin a second account of them with --new-ledger"
+        f"{what!r} and {most.file or 'data'} in another ledger, {most.path}, share {most.shared}: "
+        f"charge that one (--ledger), or begin a second account of them with --new-ledger"
     )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g}%"
