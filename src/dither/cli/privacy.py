@@ -374,7 +374,9 @@ def budget_set(
     delta: common.Delta = 1e-5,
     view: Annotated[str, Option(help="What the adversary sees: upload, sum, broadcast or final.")] = "upload",
     adjacency: Annotated[str, Option(help="zero-out, replace-one or add/remove.")] = "zero-out",
-    client: Annotated[str | None, Option(help="One client of a column partition (default: all).")] = None,
+    client: Annotated[
+        str | None, Option(help="One client of a column partition, as site=north (default: all).")
+    ] = None,
     id: Annotated[str, Option(help="Your name for these records: files with one name are charged together.")] = "",
     ledger_file: common.LedgerFile = None,
     yes: Annotated[bool, Option("--yes", help="Raise a budget without confirmation.")] = False,
@@ -390,6 +392,7 @@ def budget_set(
         if id:
             name = f"{id}/{Path(file).stem}" if len(files) > 1 else id
             ledger.identify(dataset, file=Path(file).name, name=name)
+        client = ledger.client(dataset, client) if client else None
         was, raising = ledger.budget(dataset, client), yes
         if was is not None and not limit.within(was) and common.asks(yes):
             raising = typer.confirm(f"Raise the budget of {file} from {was} to {limit}?", err=True)

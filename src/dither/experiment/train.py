@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from dither.accounting import ClientRange, ProvenRow
-from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, data_id, rounds_in
+from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, client_name, data_id, rounds_in
 from dither.data import RecordHashes, check_unchanged, hash_records
 from dither.errors import BudgetExhausted, ClientRefused, DitherError, RunExists, SpecError
 from dither.experiment import build, plots
@@ -197,7 +197,6 @@ def spending(
     # The run folder keeps an anchor: a ledger that is rolled back later no longer agrees with it.
     anchor = folder.path / "local" / "ledger-anchor.json"
     book = Ledger(ledger or Ledger.default_path(), anchor=anchor)
-    own_rows = spec.data.partition == "column"
     datasets = _identified(experiment, book, new_ledger=new_ledger)
     held_out = _held_out(experiment, book)
     for dataset, rows in zip(datasets, held_out, strict=True):
@@ -213,6 +212,7 @@ def spending(
     # If a run may continue without some clients, no client's noise is relied on in a sum.
     missing = experiment.plan.cohort_size - 1 if spec.federation.refused == "continue" else None
     accountant = experiment.accountant(missing)
+    names = [client_name(spec.data.column or "groups", name) for name in experiment.partition.names or ()]
     one_client_each = build.by_file(spec, experiment.dataset)
     accounts = [
         Spending(
@@ -220,7 +220,7 @@ def spending(
             accountant,
             run=f"{folder.run_id()}-{book.fingerprint(made_of)}",
             dataset=dataset,
-            clients=experiment.partition.names if own_rows else None,
+            clients=names if spec.data.partition == "column" else None,
             client=number if one_client_each else None,
             replay=spec.source_of_randomness == "seeded",
             held_out=held_out[number],

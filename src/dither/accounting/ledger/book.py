@@ -306,7 +306,8 @@ class Book:
 
     def account(self, dataset: str, client: str) -> Account:
         """The client's history; an empty one if it has none. Its records are also in runs that do not name it:
-        there they may have revealed as much as any."""
+        there they may have revealed as much as any. (Runs of old named clients by their value alone: which column
+        it was of is unknown, so they name no client of today.)"""
         accounts = self.accounts.get(self.root(dataset), {})
         own, everyone = accounts.get(client) or Account(), accounts.get(EVERY_RECORD)
         unnamed = set() if everyone is None else everyone.order.keys() - own.order.keys()

@@ -167,6 +167,20 @@ class Ledger:
 
     # Budgets
 
+    def client(self, dataset: str, name: str) -> str:
+        """The account that a client's name stands for: itself with its column ("site=north"), or the one known
+        account of this value."""
+        with self._reading() as book:
+            root = book.root(dataset)
+            known = {*book.accounts.get(root, {}), *(each or "" for owner, each in book.budgets if owner == root)}
+        named = sorted(each for each in known if each.endswith(f"={name}"))
+        if "=" in name or (name in known and not named):
+            return name
+        if len(named) == 1:
+            return named[0]
+        example = " or ".join(named) or f"site={name}"
+        raise ConfigError(f"client={name!r}: say which column it is a value of, such as {example}")
+
     def set_budget(
         self, dataset: str, budget: Budget | None, client: str | None = None, *, raising: bool = False
     ) -> str:

@@ -3,9 +3,10 @@
 Whose account? A record may belong to client 3 today and to client 5 tomorrow, or be partitioned by another
 column. So every run is charged to the account "every record" with what its most exposed client reveals, and the
 budget of a data set holds for that account. With `data.partition = "column"`, each institution also has its own
-account, which its own budget may limit further; a run that does not name an institution is charged to it as to
-"every record" (`book`). If each institution has its own file, each file is its own data
-set, charged with what its client reveals. In a federation, the institution's own ledger has the same entries.
+account, named by column and value ("site=north"), which its own budget may limit further; a run that does not name
+an institution is charged to it as to "every record" (`book`). If each institution has its own file, each file is
+its own data set, charged with what its client reveals. In a federation, the institution's own ledger has the same
+entries.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 from dither.accounting import compress
 from dither.accounting.accountant import Accountant, alike, classes
 from dither.accounting.ledger import Budget, Charge, Ledger
-from dither.accounting.ledger.entries import EVERY_RECORD
+from dither.accounting.ledger.entries import EVERY_RECORD, client_name
 from dither.data import folder_digest
 from dither.errors import BudgetExhausted
 from dither.types import Release, RoundInfo
@@ -237,6 +238,7 @@ __all__ = [
     "Ledger",
     "Spending",
     "charged_in_all",
+    "client_name",
     "data_id",
     "rounds_in",
 ]
