@@ -1,5 +1,6 @@
 """Records that reveal something outside their own account: each way must be charged to it, or refused."""
 
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,7 @@ from dither.accounting.ledger import Budget, Charge, Ledger
 from dither.accounting.ledger.runs import EVERY_RECORD, Spending, charged_in_all, client_name, data_id
 from dither.data.hashing import hash_arrays
 from dither.errors import BudgetExhausted, ConfigError, DataError
-from dither.experiment import counting
+from dither.experiment import counting, evaluation
 from dither.experiment.statistics import statistics
 from dither.federation.agreement import PartyData
 from dither.spec import Spec
@@ -202,6 +203,24 @@ def test_counts_are_of_the_file_that_is_charged(tmp_path, monkeypatch):
     monkeypatch.setattr(counting, "read", replaced_meanwhile)
     with pytest.raises(DataError, match=r"table\.csv' changed after it was read"):
         statistics(path, epsilon=1.0, ledger=tmp_path / "ledger.sqlite")
+    assert charges(tmp_path) == 0
+
+
+def test_scores_are_of_the_arrays_that_are_charged(tmp_path, monkeypatch):
+    """A folder was read, replaced, and charged: the digest was of files alone."""
+    for name, at in (("old", 0.0), ("new", 1.0)):
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / "x.npy", np.full((50, 2), at) + np.arange(100).reshape(50, 2))
+        np.save(tmp_path / name / "y.npy", np.arange(50) % 2)
+
+    def replaced_meanwhile(report, path, *, held_out):
+        shutil.copytree(tmp_path / "new", tmp_path / "old", dirs_exist_ok=True)
+        return pd.DataFrame({"score": np.zeros(50), "predicted": 0, "truth": 0})
+
+    monkeypatch.setattr(evaluation, "scored_table", replaced_meanwhile)
+    report = SimpleNamespace(classes=("0", "1"), label=SimpleNamespace(bounds=None))
+    with pytest.raises(DataError, match=r"old' changed after it was read"):
+        evaluation.evaluate_privately(report, [tmp_path / "old"], epsilon=1.0, ledger=tmp_path / "ledger.sqlite")
     assert charges(tmp_path) == 0
 
 

@@ -14,8 +14,9 @@ import dither
 from dither import cli
 from dither.accounting.ledger.runs import EVERY_RECORD, Budget, Ledger, data_id
 from dither.errors import BudgetExhausted, ConfigError, DitherError, SpecError
+from dither.experiment.build import build_experiment
 from dither.experiment.folder import RunFolder
-from dither.experiment.train import resume
+from dither.experiment.train import resume, spending
 from dither.federation.server import load_evaluation_data
 from dither.spec import Spec
 
@@ -416,6 +417,21 @@ def test_a_test_split_that_is_drawn_after_training_is_not_public(place):
     dither.statistics(str(place / "people.csv"), epsilon=0.1)
     with pytest.raises(SpecError, match=r"data\.test_public declares"):
         train(place, place / "people.csv", values={**public, "privacy.epsilon": 0.4})
+
+
+def test_two_runs_that_begin_together_do_not_both_call_their_test_split_public(place):
+    """Neither had charged when the other looked, and each would score its model on records the other trains on."""
+    people(seed=7).to_csv(place / "new.csv", index=False)
+    accounts = []
+    for seed in (0, 1):
+        spec = spec_of(place / "new.csv", seed=seed, **{"data.test_public": True})
+        experiment, folder = build_experiment(spec), RunFolder.create(place / f"together-{seed}", spec, {}, {})
+        accounts.append(spending(experiment, folder, place / "ledger" / "ledger.sqlite"))
+    assert accounts[0].pay(0, 1) == 1
+    with pytest.raises(SpecError, match=r"data\.test_public declares records of .*new\.csv.* public"):
+        accounts[1].pay(0, 1)
+    assert accounts[0].pay(1, 2) == 2
+    assert charges(place) == 3
 
 
 def test_test_records_beside_a_folders_arrays_are_not_charged_ones(place):

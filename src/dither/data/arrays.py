@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dither.data.dataset import Dataset, LoadOptions, MappedArray, Part, blocks, make_dataset, zeros_aligned
-from dither.data.hashing import RecordHasher, RecordHashes, hash_arrays, join_hashes
+from dither.data.hashing import RecordHasher, RecordHashes, file_digest, hash_arrays, join_hashes
 from dither.data.schema import PUBLIC, READ_FROM_DATA, Encoded, Label, canonical, propose_task, scaled_labels
 from dither.data.tables import StrPath, existing_file, first_line
 from dither.errors import DataError, did_you_mean
@@ -207,6 +207,17 @@ def open_folder(path: StrPath, *, label: Label, labels: str) -> tuple[MappedArra
 def folder_digest(path: StrPath) -> str:
     """The `ledger_digest` of a folder: SHA-256 of its records and labels, whatever other files it holds."""
     return _read_part(Path(path).expanduser(), "")[1]
+
+
+def content_digest(path: StrPath) -> str:
+    """SHA-256 of a file's bytes, or of a folder's records and labels."""
+    return folder_digest(path) if Path(path).expanduser().is_dir() else file_digest(path)
+
+
+def check_unchanged(path: StrPath, content: str) -> None:
+    """`DataError` unless a file or folder still has this digest: what was read must be what is charged."""
+    if content_digest(path) != content:
+        raise DataError(f"{str(path)!r} changed after it was read; start again")
 
 
 def hash_folder(path: Path) -> RecordHashes:

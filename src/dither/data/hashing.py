@@ -19,7 +19,6 @@ import numpy as np
 from dither.data.parts import MAX_COLUMNS, Parts, mix, numbers_rows, sample
 from dither.data.schema import cast_numbers
 from dither.data.tables import StrPath, existing_file
-from dither.errors import DataError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,12 +33,6 @@ def file_digest(path: StrPath) -> str:
     """SHA-256 of a file's bytes."""
     with existing_file(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def check_unchanged(path: StrPath, content: str) -> None:
-    """`DataError` unless a file's bytes still have this SHA-256: what was read must be what is charged."""
-    if file_digest(path) != content:
-        raise DataError(f"{str(path)!r} changed after it was read; start again")
 
 
 class RecordHashes(NamedTuple):

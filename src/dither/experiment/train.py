@@ -200,12 +200,8 @@ def spending(
     datasets = _identified(experiment, book, new_ledger=new_ledger)
     held_out = _held_out(experiment, book)
     for dataset, rows in zip(datasets, held_out, strict=True):
-        if spec.scored and rows and book.held_out(dataset) - {rows}:
-            raise SpecError(
-                f"data.test_public declares records of {book.called(dataset)} public that were charged as private "
-                "(other runs held out other records, or none): give the public ones in a file of their own "
-                "(data.test_path), or keep data.test_fraction, data.split and seed as they were"
-            )
+        if spec.scored and rows:
+            book.check_public(dataset, rows)
     # The run's name in the ledger holds all that determines what it releases: a folder whose spec, seed, records
     # or surroundings were changed is another run, which pays for itself.
     made_of = np.frombuffer(build.origin(experiment, folder.provenance()).encode(), np.uint8)
@@ -224,6 +220,7 @@ def spending(
             client=number if one_client_each else None,
             replay=spec.source_of_randomness == "seeded",
             held_out=held_out[number],
+            public=spec.scored and bool(held_out[number]),
         )
         for number, dataset in enumerate(datasets)
     ]

@@ -22,7 +22,7 @@ from dither.accounting.ledger import entries, filter
 from dither.accounting.ledger.entries import EVERY_RECORD, About, Budget, Charge, Charged, Row
 from dither.accounting.ledger.sketch import Scan, Shared, Sketch
 from dither.accounting.views import NUMBERS, SAMPLER_ERROR, sampler_error
-from dither.errors import BudgetExhausted, ConfigError, LedgerError
+from dither.errors import BudgetExhausted, ConfigError, LedgerError, SpecError
 from dither.types import ExactNoise, Release, Sampling
 
 _CACHED = 4096  # values of ε that are remembered
@@ -273,6 +273,15 @@ class Book:
             self._participations.append(releases)
             self._shuffled.append(any(r.sampling.kind.startswith("shuffled") for r in releases))
         return number
+
+    def check_public(self, dataset: str, held_out: str) -> None:
+        """`SpecError` if records that a run holds out, and declares public, were charged as private."""
+        if self.held_out.get(self.root(dataset), set()) - {held_out}:
+            raise SpecError(
+                f"data.test_public declares records of {self.called(dataset)} public that were charged as private "
+                "(other runs held out other records, or none): give the public ones in a file of their own "
+                "(data.test_path), or keep data.test_fraction, data.split and seed as they were"
+            )
 
     # Budgets
 

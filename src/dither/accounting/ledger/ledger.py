@@ -224,6 +224,7 @@ class Ledger:
         plan: Callable[[], Sequence[Charge]] | None = None,
         on_top_of: Sequence[tuple[int, int]] | None = None,
         held_out: str = "",
+        public: bool = False,
     ) -> str:
         """Record what rounds [start, stop) of a run will reveal, all of it or nothing; returns the new head.
 
@@ -245,7 +246,8 @@ class Ledger:
         A charge that was computed from earlier charges of the run is right only `on_top_of` exactly those
         stretches (`charged`). If another process has charged the run since, nothing is charged and "" is returned.
 
-        `held_out` names the records of the data set that the run does not use (`held_out`).
+        `held_out` names the records of the data set that the run does not use. With `public`, the run declares
+        them public: `SpecError` if any charge before this one did not leave them out.
         """
         conditions = _checked(conditions)
         start, stop = rounds
@@ -263,6 +265,8 @@ class Ledger:
                         return ""
                     if replay and self._book.has_charged(dataset, run, content):
                         return self._head()
+                    if public:
+                        self._book.check_public(dataset, held_out)
                     if plan is not None and not self._book.is_registered(dataset, run):
                         planned = plan() if planned is None else planned
                         written = entries.encode_charges(charges, (start, stop), conditions, planned, held_out)
@@ -274,10 +278,10 @@ class Ledger:
                         row = self._store.append(connection, entries.CHARGE, dataset, run, written)
             return self._committed(row)
 
-    def held_out(self, dataset: str) -> set[str]:
-        """The names of what each charge of a data set left out; "" if one may have used all of it."""
+    def check_public(self, dataset: str, held_out: str) -> None:
+        """`SpecError` if a charge of a data set did not leave out these records, which a run declares public."""
         with self._reading() as book:
-            return set(book.held_out.get(book.root(dataset), ()))
+            book.check_public(dataset, held_out)
 
     def is_registered(self, dataset: str, run: str) -> bool:
         """Whether a run has said, with its first charge, what all of it will reveal."""

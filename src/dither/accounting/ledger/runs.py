@@ -42,7 +42,8 @@ def data_id(ledger: Ledger, *, path: str = "", name: str = "", digest: str = "")
 class Spending:
     """The account of one run in a ledger. `clients` are their names if each has its own account. If the data set
     is the file of one `client`, only what that client reveals is charged. With `replay`, repeated rounds release
-    the same bits (seeded noise). `held_out` names the records of the data set that are not trained on."""
+    the same bits (seeded noise). `held_out` names the records of the data set that are not trained on; with
+    `public`, scores on them are released."""
 
     def __init__(
         self,
@@ -55,12 +56,13 @@ class Spending:
         replay: bool,
         client: int | None = None,
         held_out: str = "",
+        public: bool = False,
     ) -> None:
         self.ledger, self.run, self.dataset = ledger, run, dataset
         self._plan, self._conditions = accountant.plan, accountant.conditions
         self._releases = accountant.ledger_releases
         self._clients, self._client, self._replay = clients, client, replay
-        self._held_out = held_out
+        self._held_out, self._public = held_out, public
         self._everyone = all(len(cohort) == self._plan.num_clients for cohort in self._plan.cohorts)
         self._alike: list[np.ndarray] | None = None  # asked once
         self._charged: list[tuple[int, int]] = []  # stretches of rounds that this run has been charged for
@@ -140,6 +142,7 @@ class Spending:
             plan=None if self._charged else lambda: self._charges([], start, end),
             on_top_of=None if self._replay else self._charged,
             held_out=self._held_out,
+            public=self._public,
         ):
             self._charged = self._before(start)  # another process continues this run too
 
