@@ -19,6 +19,7 @@ from dither.errors import DataError
 from dither.experiment.folder import RunFolder, write_text
 from dither.experiment.report import SHORT_VIEWS, Epsilon, Overview, Report, run_folder
 from dither.spec import MODELS, Spec
+from dither.types import epsilon_text
 
 if TYPE_CHECKING:
     from dither.accounting.accountant import Accountant
@@ -57,7 +58,10 @@ class PrivacyReport(Overview):
 
     def overview(self) -> list[tuple[str, str]]:
         """Each proven and attacked ε, the claim, and what else was spent."""
-        parts = [(f"ε of {part.what}", f"{part.epsilon:.4g} at δ = {part.delta:.3g}") for part in self.split]
+        parts = [
+            (f"ε of {part.what}", f"{epsilon_text(part.epsilon, digits=4)} at δ = {part.delta:.3g}")
+            for part in self.split
+        ]
         return self.epsilon.lines(self.epsilon.notable) + parts
 
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from dither.accounting import ADJACENCIES, FLOAT_NOISE, REPLACE_ONE, ZERO_OUT, ProvenRow, account
 from dither.errors import NoProof, SpecError, did_you_mean
-from dither.experiment.report import Overview, epsilon_text
-from dither.types import Conditions, Release, Sampling
+from dither.experiment.report import Overview
+from dither.types import Conditions, Release, Sampling, epsilon_text
 
 _CHOICES = {
     "sampling": ("poisson", "fixed", "shuffled", "full"),
@@ -104,7 +104,7 @@ class Check(Overview):
 
     def overview(self) -> list[tuple[str, str]]:
         training = self.training
-        claimed = "none" if training.claimed_epsilon is None else epsilon_text(training.claimed_epsilon)
+        claimed = "none" if training.claimed_epsilon is None else epsilon_text(training.claimed_epsilon, "nearest")
         relation = training.claimed_adjacency or "neighbours not stated"
         lines = [("claimed ε", f"{claimed}, δ = {training.delta:g} ({relation})")]
         for row in self.table:

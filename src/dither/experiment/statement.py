@@ -20,12 +20,11 @@ from dither.experiment.report import (
     ADVERSARIES,
     SHORT_VIEWS,
     Report,
-    epsilon_text,
     html_table,
     load,
     uncovered,
 )
-from dither.types import __version__
+from dither.types import __version__, epsilon_text
 
 _FALSE_ALARMS = (0.001, 0.01, 0.1)
 _NEIGHBOURS = {
@@ -288,7 +287,13 @@ def _targets(report: Report, party: str) -> list[Section]:
         return []
     head = ("institution", "its target ε", "proven ε", "claimed ε", "weight in the model")
     table = [
-        (row.client, f"{row.target:g}", epsilon_text(row.proven), epsilon_text(row.claimed), f"{row.weight:.3g}")
+        (
+            row.client,
+            f"{row.target:g}",
+            epsilon_text(row.proven),
+            epsilon_text(row.claimed, "nearest"),
+            f"{row.weight:.3g}",
+        )
         for row in rows
     ]
     answer = (
@@ -341,7 +346,7 @@ def _composition(report: Report, row: ProvenRow, ledger: str | Path | None) -> t
             str(len(spent.runs)),
             epsilon_text(spent.epsilon),
             epsilon_text(spent.budget.epsilon) if spent.budget else "none set",
-            epsilon_text(max(spent.budget.epsilon - spent.epsilon, 0.0)) if spent.budget else "–",
+            epsilon_text(max(spent.budget.epsilon - spent.epsilon, 0.0), "down") if spent.budget else "–",
             f"{spent.delta:.4g}",
             SHORT_VIEWS[spent.view],
             spent.adjacency,
@@ -405,12 +410,16 @@ def _evidence(report: Report, row: ProvenRow) -> Section:
     claim = report.epsilon.claimed
     head = ("kind", "ε", "how it was obtained")
     table = [
-        ("claimed", epsilon_text(claim.value), f"the paper's formula, {claim.source}, per {claim.unit}"),
+        (
+            "claimed",
+            epsilon_text(claim.value, "nearest"),
+            f"the paper's formula, {claim.source}, per {claim.unit}",
+        ),
         ("proven", epsilon_text(row.value), f"this software's accountant: {row.recipe}"),
     ]
     for attack in report.epsilon.attacked:
         how = f"measured, {100 * attack.confidence:.3g}% confidence"
-        table.append(("attacked", f"at least {epsilon_text(attack.value)}", how))
+        table.append(("attacked", f"at least {epsilon_text(attack.value, 'down')}", how))
     name = Path(report.folder).name
     commands = f"`dither account {name}` recomputes the proven value, and `dither audit {name}` attacks the run."
     failing = (f"The claim's condition fails: {text}." for text in report.epsilon.failing_conditions)

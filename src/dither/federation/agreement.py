@@ -29,14 +29,14 @@ from dither.errors import DamagedFile, DataError, FederationError, SpecError
 from dither.experiment import build, counting
 from dither.experiment.counting import PURPOSES
 from dither.experiment.folder import read_checked, write_checked
-from dither.experiment.report import ADVERSARIES, at_most
+from dither.experiment.report import ADVERSARIES
 from dither.federation.keys import canonical
 from dither.privacy import clipping
 from dither.privacy.discrete import Words
 from dither.secagg.graph import Rules
 from dither.simulation.arrays import Problem
 from dither.spec import MODELS, Spec, code, method_available, model_file
-from dither.types import PrivacyPlan, Release, RoundInfo
+from dither.types import PrivacyPlan, Release, RoundInfo, epsilon_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -316,7 +316,7 @@ class Agreement(Terms):
             cost.append(("your target", target))
         shown = set()
         for row in accountant.table():
-            value = at_most(row.value) if np.isfinite(row.value) else "∞ (no proof)"
+            value = f"at most {epsilon_text(row.value)}" if np.isfinite(row.value) else "∞ (no proof)"
             if row.adjacency != spec.adjacency or row.unit.startswith("message") or (value, row.view) in shown:
                 continue
             shown.add((value, row.view))
@@ -406,7 +406,7 @@ class StatisticsTerms(Terms):
             leaves.append(
                 ("also", "the names of your columns, and of categories that enough of your records have")
             )
-        proven = f"{at_most(self.epsilon)} at δ = {self.delta:g} (zero-out) against anybody"
+        proven = f"at most {epsilon_text(self.epsilon)} at δ = {self.delta:g} (zero-out) against anybody"
         asked = self.spec.with_values({"privacy.delta": self.delta})
         warnings = [("WARNING", text) for text in build.large_delta(asked, self.sizes[number], federated=True)]
         return [("counted", what[self.purpose])], leaves, [("proven ε", proven), *warnings]

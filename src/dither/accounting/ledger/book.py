@@ -23,7 +23,7 @@ from dither.accounting.ledger.entries import EVERY_RECORD, About, Budget, Charge
 from dither.accounting.ledger.sketch import Scan, Shared, Sketch
 from dither.accounting.views import NUMBERS, SAMPLER_ERROR, sampler_error
 from dither.errors import BudgetExhausted, ConfigError, LedgerError, SpecError
-from dither.types import ExactNoise, Release, Sampling
+from dither.types import ExactNoise, Release, Sampling, epsilon_text
 
 _CACHED = 4096  # values of ε that are remembered
 _FINE = 1e-15  # δ at which Gaussian releases are turned into one Gaussian
@@ -307,10 +307,10 @@ class Book:
             after = before.copy()
             _charge(after, run_key(dataset, run), charged, counts, plan)
             if not self._affords(dataset, client, after, budget):
-                spent, would_be = self.epsilon(before, budget), self.epsilon(after, budget)
+                spent, would_be = (epsilon_text(self.epsilon(each, budget), digits=6) for each in (before, after))
                 raise BudgetExhausted(
-                    f"client {client!r} has spent ε={spent:.6g} of its budget {budget}; "
-                    f"rounds {first} to {stop - 1} of run {run[:16]!r} would make it ε={would_be:.6g}"
+                    f"client {client!r} has spent ε={spent} of its budget {budget}; "
+                    f"rounds {first} to {stop - 1} of run {run[:16]!r} would make it ε={would_be}"
                 )
 
     def account(self, dataset: str, client: str) -> Account:
