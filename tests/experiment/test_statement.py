@@ -13,9 +13,9 @@ from dither.accounting.ledger import Budget, Charge, Ledger
 from dither.accounting.ledger.runs import EVERY_RECORD
 from dither.errors import SpecError
 from dither.experiment.account import spent_parts
-from dither.experiment.report import LedgerCharge, epsilon_text
+from dither.experiment.report import LedgerCharge
 from dither.experiment.statement import guesses_right, statement, true_positives
-from dither.types import Release, Sampling
+from dither.types import Release, Sampling, epsilon_text
 from tests.experiment.test_report import NASTY, everything, report  # noqa: F401
 
 

@@ -183,7 +183,7 @@ class LedgerReader:
         except (OSError, ValueError, RuntimeError):
             return None
         files = (self.path, self.path.with_name(self.path.name + "-wal"))
-        datasets = text_of(charge.dataset).split(", ")
+        datasets = text_of(charge.dataset, 1 << 16).split(", ")
         with self._lock:
             stamp = tuple(path.stat().st_mtime_ns for path in files if path.is_file())
             if stamp != self._stamp:

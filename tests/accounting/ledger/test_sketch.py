@@ -7,6 +7,7 @@ import pytest
 
 from dither.accounting.ledger import sketch
 from dither.data.hashing import RecordHashes
+from dither.data.parts import sample
 
 KEY = bytes(range(16))
 RNG = np.random.default_rng(7)
@@ -26,8 +27,9 @@ def rows_in_order(start, stop):
     return of(rows(start, stop).whole[:1])
 
 
-def share(new, old, key=KEY):
+def share(new, old, key=KEY, parts=True):
     known = sketch.scan(old, key).sketch
+    known = known if parts else known._replace(parts=None)
     shared = sketch.scan(new, key, [known]).shared(known)
     assert not (shared.parts and shared.share)
     return shared.share
@@ -125,10 +127,34 @@ def test_a_part_of_a_hundredth_is_seen():
     assert share(rows(500, 1500), rows(0, 100_000)) == 1.0
 
 
+def test_parts_are_compared_if_records_share_nothing():
+    """By a sketch that was kept as text; a sample of the parts gives the same answer."""
+    parts = RNG.integers(0, 2**63, 40_000).astype(np.uint64)
+    old = sketch.Sketch.decode(sketch.scan(RecordHashes(rows(0, 900).whole, parts[:20_000]), KEY).sketch.encode())
+    for start, truth in ((0, 1.0), (10_000, 0.5), (19_000, 0.05), (19_900, 0.0), (20_000, 0.0)):
+        for zeros in (0, 3):
+            some = sample(parts[start : start + 20_000], zeros)
+            shared = sketch.scan(RecordHashes(rows(900, 1800).whole, some, zeros), KEY, [old]).shared(old)
+            assert shared.parts
+            assert shared.share == pytest.approx(truth, abs=0.25 if zeros else 0.05)
+            assert (shared.share > 0) == (truth > 0) or zeros
+    whole = sketch.scan(RecordHashes(rows(0, 900).whole, parts[:0]), KEY, [old]).shared(old)
+    assert whole == sketch.Shared(1.0)
+
+
+def test_a_sketch_without_parts_is_read_and_compared():
+    """As ledgers of old have them; the columns may have changed places."""
+    old = sketch.scan(rows(0, 900), KEY).sketch._replace(parts=None)
+    assert sketch.Sketch.decode(old.encode()).parts is None
+    turned = of(rows(0, 900).whole[::-1] ^ np.array([[1], [0]], np.uint64))
+    again = of(np.stack([turned.whole[0], rows(0, 900).whole[1]]))
+    assert sketch.scan(again, KEY, [old]).shared(old) == sketch.Shared(1.0)
+
+
 def test_rows_that_only_their_order_tells_apart_are_not_compared_without_it():
     """Tables of zeros and ones: any two have the same counts of ones."""
     few = RNG.integers(0, 50, 5000).astype(np.uint64)
     one, other = (of(np.stack([rows(a, a + 5000).whole[0], few])) for a in (0, 9000))
-    assert share(one, other) == 0
+    assert share(one, other, parts=False) == 0
     wide = of(one.whole[:1])
     assert share(wide, wide) == 1.0

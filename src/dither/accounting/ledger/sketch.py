@@ -19,10 +19,10 @@ record is in the sample. If one set is r times as large as the other, m is about
 sets do not show. If the sketch holds all of B (fewer than K records), x/m is exact and is compared with 1%
 directly.
 
-Columns that came or went. Records whose columns differ share no number. So the parts of records that tell them
-apart (`dither.data.parts`) have a sketch of their own, which is asked if the records share nothing. People of
-one population have up to about 0.2% of these parts in common by chance. Two data sets are taken for the same
-people if at least 8 parts are shared, and more than `SHARE` of them: P[Bin(m, 1%) >= x] is at most 0.1%.
+Columns that came, went or changed places. Such records share no number. So the parts of records that tell them
+apart (`dither.data.parts`) have a sketch of their own, which is asked if the records share nothing. Other people
+of one population have about 0.2% of these parts in common. Two data sets are taken for the same people if at
+least 8 parts are shared, and surely more than 1% of them: P[Bin(m, 1%) >= x] is at most 0.1%.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _BLOCK = 1 << 15  # numbers hashed at a time: they stay in a core's cache
 
 
 class Sketch(NamedTuple):
-    """The K smallest keyed numbers of the records with columns in order, and of those with columns in any
-    order (none if there are too many columns); and of their parts, or of a sample of them
-    (`data.hashing.RecordHashes`). Sketches of old have no parts (None)."""
+    """The K smallest keyed numbers of the records with columns in order, of those with columns in any order (none
+    if there are too many columns), and of their parts, or a sample of them (`data.hashing.RecordHashes`). Sketches
+    of old have no parts (None): only with those are columns in any order compared."""
 
     ordered: np.ndarray
     mixed: np.ndarray
@@ -96,7 +96,8 @@ class Scan(NamedTuple):
         """What is in both, as an estimate."""
         ordered, mixed = (_distinct(each) for each in (self.sketch.ordered, self.sketch.mixed))
         share = _shared(self.sketch.ordered, self.present[0], other.ordered)
-        if 2 * mixed >= ordered:  # rows that only the order of their columns tells apart say nothing without it
+        # A sketch of old: rows that only the order of their columns tells apart say nothing without it.
+        if other.parts is None and 2 * mixed >= ordered:
             share = max(share, _shared(self.sketch.mixed, self.present[1], other.mixed))
         return Shared(share) if share else Shared(_shared_parts(self.sketch, self.present[2], other), parts=True)
 

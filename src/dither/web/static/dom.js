@@ -48,7 +48,7 @@ export function epsilon(value, rounded = 1) {
   if (!Number.isFinite(x)) return "∞";
   if (x > 0 && rounded) {
     const three = Number(x.toPrecision(3));
-    const step = 10 ** (Math.floor(Math.log10(three)) - 2);
+    const step = 10 ** (Math.floor(Math.log10(x)) - 2);
     x = (three - x) * rounded < 0 ? Number((three + rounded * step).toPrecision(3)) : three;
   }
   if (x !== 0 && (x >= 1e5 || x < 1e-3)) return scientific(x);
