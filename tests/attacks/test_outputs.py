@@ -18,6 +18,7 @@ from dither.cli import app
 from dither.errors import DitherError
 from dither.experiment import folder as runs
 from dither.experiment.account import account
+from dither.experiment.report import AttackedRow
 from dither.spec import Spec
 from dither.types import epsilon_text
 from tests.experiment.test_report import report  # noqa: F401
@@ -270,7 +271,7 @@ def test_a_printed_bound_stays_a_bound(report):  # noqa: F811 (the fixture)
     """A proven 1.004 was printed as 1, and an attack that shows 1.006 as 1.01."""
     epsilon = report.epsilon
     table = tuple(replace(row, value=1.004) for row in epsilon.table)
-    attacked = tuple(replace(row, value=1.006) for row in epsilon.attacked)
+    attacked = (AttackedRow(1.006, "upload", "zero-out", "run", 1e-5, "counts", 0.95, 1.004),)
     claimed = epsilon.claimed._replace(value=1.004)
     lines = replace(epsilon, table=table, attacked=attacked, claimed=claimed).lines(table)
     for what, text in lines:

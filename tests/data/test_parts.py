@@ -62,7 +62,7 @@ def test_the_same_people_are_recognised_without_a_column(adult, column):
 
 def test_answers_to_questions_are_recognised_by_the_questions_names():
     old, less = hash_table(answers(1)), answers(1).drop(columns="question 3")
-    assert shared(hash_table(less), old).share > 0.5
+    assert shared(hash_table(less), old).share > 0.05
     assert shared(hash_table(answers(1).assign(site="north")), old).share > 0.05
     assert not shared(hash_table(less.rename(columns=str.upper)[::-1].set_axis(range(9), axis=1)), old).share
 
