@@ -5,7 +5,7 @@ people from the same population.
 
 Each table is split into two halves of different people, N times at random. One half is known to a ledger. Counted
 is how often the ledger recognises the changed half ("seen"), and how often it takes the other half for it
-("mistaken"), by whole records or by parts of records (docs/privacy.md, "The same data in another file").
+("mistaken"), by whole records or by parts of records (docs/privacy.md, "The same records in another file").
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ def changes(half: pd.DataFrame, other: pd.DataFrame, rng: np.random.Generator) -
     fewer = half.drop(columns=any_one)
     renamed = fewer[list(fewer.columns)[::-1]].sample(frac=1, random_state=1)
     tenth = len(half) // 10
+    turned = half[columns[::-1]].sample(frac=1, random_state=1)
     return {
+        "renamed, shuffled": turned.set_axis([f"v{i}" for i in range(len(columns))], axis=1),
         "a column less": fewer,
         "the most telling column less": half.drop(columns=telling),
         "a column more": half.assign(more=rng.normal(size=len(half))),
