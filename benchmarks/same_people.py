@@ -95,7 +95,7 @@ def others(half: pd.DataFrame, other: pd.DataFrame) -> dict[str, tuple[pd.DataFr
     }
 
 
-def verdict(old: sketch.Sketch, new: pd.DataFrame, key: bytes) -> sketch.Shared:
+def verdict(old: sketch.Sketch, new: pd.DataFrame, key: bytes) -> sketch.Overlap:
     return sketch.scan(hash_table(new), key, [old]).shared(old)
 
 

@@ -128,7 +128,7 @@ def test_no_proof_fails_closed(ledger):
     ledger.charge("run", "data", all_of(["ann"], fixed), rounds=(0, 1))
     unbounded = (gaussian()[0]._replace(sensitivity=math.inf),)
     for releases in (gaussian(0.0), gaussian(math.nan), unbounded):
-        with pytest.raises(BudgetExhausted, match="ε=inf"):
+        with pytest.raises(BudgetExhausted, match="ε=∞"):
             ledger.charge("run", "data", all_of(["bob"], releases), rounds=(0, 1))
 
 

@@ -139,7 +139,7 @@ def test_parts_are_compared_if_records_share_nothing():
             assert shared.share == pytest.approx(truth, abs=0.25 if zeros else 0.05)
             assert (shared.share > 0) == (truth > 0) or zeros
     whole = sketch.scan(RecordHashes(rows(0, 900).whole, parts[:0]), KEY, [old]).shared(old)
-    assert whole == sketch.Shared(1.0)
+    assert whole == sketch.Overlap(1.0)
 
 
 def test_a_sketch_without_parts_is_read_and_compared():
@@ -148,7 +148,7 @@ def test_a_sketch_without_parts_is_read_and_compared():
     assert sketch.Sketch.decode(old.encode()).parts is None
     turned = of(rows(0, 900).whole[::-1] ^ np.array([[1], [0]], np.uint64))
     again = of(np.stack([turned.whole[0], rows(0, 900).whole[1]]))
-    assert sketch.scan(again, KEY, [old]).shared(old) == sketch.Shared(1.0)
+    assert sketch.scan(again, KEY, [old]).shared(old) == sketch.Overlap(1.0)
 
 
 def test_rows_that_only_their_order_tells_apart_are_not_compared_without_it():

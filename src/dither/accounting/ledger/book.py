@@ -20,7 +20,7 @@ from dither.accounting import (
 )
 from dither.accounting.ledger import entries, filter
 from dither.accounting.ledger.entries import EVERY_RECORD, About, Budget, Charge, Charged, Row
-from dither.accounting.ledger.sketch import Scan, Shared, Sketch
+from dither.accounting.ledger.sketch import Overlap, Scan, Sketch
 from dither.accounting.views import NUMBERS, SAMPLER_ERROR, sampler_error
 from dither.errors import BudgetExhausted, ConfigError, LedgerError, SpecError
 from dither.types import ExactNoise, Release, Sampling, epsilon_text
@@ -193,9 +193,9 @@ class Book:
         files = [file for each, file in self.files.items() if self.root(each) == dataset]
         return f"{(names or [dataset[:8]])[0]}{f' ({files[0]})' if files else ''}"
 
-    def overlaps(self, dataset: str, scan: Scan) -> list[tuple[Shared, str]]:
+    def overlaps(self, dataset: str, scan: Scan) -> list[tuple[Overlap, str]]:
         """The data sets that share records with the scanned one, and the share, largest first."""
-        found: dict[str, Shared] = {}
+        found: dict[str, Overlap] = {}
         for each, sketch in self.sketches:
             root = self.root(each)
             apart = any({self.root(d) for d in pair} == {root, self.root(dataset)} for pair in self._other)

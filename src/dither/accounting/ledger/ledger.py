@@ -155,7 +155,7 @@ class Ledger:
             self._committed(row)
             return True
 
-    def _overlap(self, what: str, shared: list[tuple[sketch.Shared, str]]) -> str:
+    def _overlap(self, what: str, shared: list[tuple[sketch.Overlap, str]]) -> str:
         most, other = shared[0]
         name = self._book.called(other).split(" (")[0]
         more = f" (so do {len(shared) - 1} others)" if len(shared) > 1 else ""

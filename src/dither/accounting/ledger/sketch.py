@@ -72,7 +72,7 @@ class Sketch(NamedTuple):
         return cls(numbers("ordered"), numbers("mixed"), parts, int(fields.get("zeros", 0)))
 
 
-class Shared(NamedTuple):
+class Overlap(NamedTuple):
     """What two data sets have in common: the share of the smaller one's records, or, if `parts`, of the parts that
     tell its records apart. 0 if it may be chance."""
 
@@ -92,14 +92,14 @@ class Scan(NamedTuple):
     sketch: Sketch
     present: tuple[np.ndarray, ...]
 
-    def shared(self, other: Sketch) -> Shared:
+    def shared(self, other: Sketch) -> Overlap:
         """What is in both, as an estimate."""
         ordered, mixed = (_distinct(each) for each in (self.sketch.ordered, self.sketch.mixed))
         share = _shared(self.sketch.ordered, self.present[0], other.ordered)
         # A sketch of old: rows that only the order of their columns tells apart say nothing without it.
         if other.parts is None and 2 * mixed >= ordered:
             share = max(share, _shared(self.sketch.mixed, self.present[1], other.mixed))
-        return Shared(share) if share else Shared(_shared_parts(self.sketch, self.present[2], other), parts=True)
+        return Overlap(share) if share else Overlap(_shared_parts(self.sketch, self.present[2], other), parts=True)
 
 
 def scan(rows: RecordHashes, key: bytes, known: Sequence[Sketch] = ()) -> Scan:

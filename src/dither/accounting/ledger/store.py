@@ -24,7 +24,7 @@ from urllib.parse import quote
 import platformdirs
 
 from dither.accounting.ledger.entries import DATA, FORMAT, GENESIS, Row, canonical, row_hash
-from dither.accounting.ledger.sketch import Shared, Sketch, scan
+from dither.accounting.ledger.sketch import Overlap, Sketch, scan
 from dither.data.hashing import RecordHashes
 from dither.errors import LedgerError
 
@@ -418,7 +418,7 @@ class KnownRecords(NamedTuple):
     ledger: str
     path: str
     file: str
-    shared: Shared
+    shared: Overlap
 
 
 def state_folder(part: str = "") -> Path:
@@ -460,7 +460,7 @@ def remember_records(rows: RecordHashes, ledger: str, path: Path, dataset: str, 
 def _read_known(path: Path) -> tuple[KnownRecords, Sketch]:
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-        return KnownRecords(fields["ledger"], fields["path"], fields["file"], Shared(0.0)), Sketch.decode(fields)
+        return KnownRecords(fields["ledger"], fields["path"], fields["file"], Overlap(0.0)), Sketch.decode(fields)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LedgerError(
             f"{path}: not readable ({type(error).__name__}); restore it, or delete it if nothing was ever spent "
