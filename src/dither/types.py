@@ -22,8 +22,8 @@ _ROUNDED = {"up": ROUND_CEILING, "down": ROUND_FLOOR, "nearest": ROUND_HALF_EVEN
 
 
 def epsilon_text(value: float | str, rounded: str = "up", digits: int = 3) -> str:
-    """An ε for people. A proven one is rounded up, since it is an upper bound; one that was attacked, or that is
-    left of a budget, "down"; one that is claimed to the "nearest"."""
+    """An ε, or what follows from one, for people. A proven one is rounded up, since it is an upper bound; one that
+    was attacked, or that is left of a budget, "down"; one that is claimed to the "nearest"."""
     if math.isinf(float(value)):
         return "∞"
     context = Context(prec=digits, rounding=_ROUNDED[rounded])

@@ -215,8 +215,8 @@ def _in_short(report: Report, row: ProvenRow, total: float) -> Section:
         odds = 100 * guesses_right(row.value, row.delta)
         answer = [
             f"Suppose {ADVERSARIES[row.view]} guesses about one {unit}: {_GUESSES[row.adjacency]} If both answers "
-            f"are equally likely beforehand, the guess is right in at most {odds:.3g}% of cases (50% is chance). "
-            f"This is differential privacy with ε = {epsilon_text(row.value)} and δ = {row.delta:g} "
+            f"are equally likely beforehand, the guess is right in at most {epsilon_text(odds)}% of cases (50% is "
+            f"chance). This is differential privacy with ε = {epsilon_text(row.value)} and δ = {row.delta:g} "
             f"({'assumed, not proven' if row.assumed else 'proven'})."
         ]
         if total > row.value:
@@ -309,13 +309,14 @@ def _strength(row: ProvenRow) -> Section:
     chance = f"1 in {1 / row.delta:,.0f}" if row.delta else "0"
     head = ("false-positive rate of an attack", "its true-positive rate is at most")
     table = [
-        (f"{100 * rate:g}%", f"{100 * true_positives(row.value, row.delta, rate):.3g}%") for rate in _FALSE_ALARMS
+        (f"{100 * rate:g}%", f"{epsilon_text(100 * true_positives(row.value, row.delta, rate))}%")
+        for rate in _FALSE_ALARMS
     ]
     return Section(
         "How strong is it?",
         (
-            f"Any output is at most exp(ε) = {math.exp(min(row.value, 700)):.3g} times as likely in one case as "
-            f"in the other, up to a probability of δ ({chance}). This limits every attack:",
+            f"Any output is at most exp(ε) = {epsilon_text(math.exp(min(row.value, 700)))} times as likely in one "
+            f"case as in the other, up to a probability of δ ({chance}). This limits every attack:",
         ),
         (head, *table),
     )
