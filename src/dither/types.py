@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +17,18 @@ if TYPE_CHECKING:
     import numpy as np
 
 __version__ = "0.2.0"
+
+_ROUNDED = {"up": ROUND_CEILING, "down": ROUND_FLOOR, "nearest": ROUND_HALF_EVEN}
+
+
+def epsilon_text(value: float | str, rounded: str = "up", digits: int = 3) -> str:
+    """An ε, or what follows from one, for people. A proven one is rounded up, since it is an upper bound; one that
+    was attacked, or that is left of a budget, "down"; one that is claimed to the "nearest"."""
+    if math.isinf(float(value)):
+        return "∞"
+    context = Context(prec=digits, rounding=_ROUNDED[rounded])
+    return f"{float(context.create_decimal(repr(float(value)))):.{digits}g}"
+
 
 Array = Any  # a jax.Array inside a traced function, a NumPy array on the host
 PyTree = Any  # nested tuples, dicts, named tuples of arrays

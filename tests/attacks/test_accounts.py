@@ -1,16 +1,19 @@
 """Records that reveal something outside their own account: each way must be charged to it, or refused."""
 
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 
+import dither
 from dither import PrivateFederatedClassifier
 from dither.accounting.ledger import Budget, Charge, Ledger
-from dither.accounting.ledger.runs import EVERY_RECORD, Spending, charged_in_all, data_id
+from dither.accounting.ledger.runs import EVERY_RECORD, Spending, charged_in_all, client_name, data_id
 from dither.data.hashing import hash_arrays
-from dither.errors import BudgetExhausted, DataError
-from dither.experiment import counting
+from dither.errors import BudgetExhausted, ConfigError, DataError
+from dither.experiment import counting, evaluation
 from dither.experiment.statistics import statistics
 from dither.federation.agreement import PartyData
 from dither.spec import Spec
@@ -120,6 +123,48 @@ def test_a_run_on_two_files_of_the_same_people_registers_both(tmp_path):
     assert (both.runs, both.not_covered) == (("run", "later"), "")
 
 
+def test_equal_values_of_two_columns_are_two_clients(tmp_path):
+    """Site 1 has people in all wards: a run that named ward 1 was charged to site 1, which has a budget, as if it
+    were ward 1, although some of its people are in the ward that reveals most."""
+    rng, path, book = np.random.default_rng(0), tmp_path / "t.csv", Ledger(tmp_path / "ledger.sqlite")
+    wards = rng.choice([1, 2], 200, p=[0.9, 0.1])
+    pd.DataFrame({"x": rng.normal(size=200), "ward": wards, "sick": rng.integers(0, 2, 200)}).to_csv(
+        path, index=False
+    )
+    values = {
+        "method": "concentrated", "num_clients": 0, "cohort_size": 1, "num_rounds": 3, "batch_size": 4,
+        "data.name": "", "data.path": str(path), "data.label": "sick", "data.partition": "column",
+        "data.column": "ward", "data.test_fraction": 0.0, "privacy.epsilon": 1.0, "seed": 1,
+    }  # fmt: skip
+    dither.run(Spec().with_values(values, reset_options=True), out=tmp_path / "run", ledger=book.path)
+    (dataset,) = book.datasets()
+    book.set_budget(dataset, Budget(100.0, DELTA), "site=1")
+    spent = {each.client: each.epsilon for each in book.spent(dataset)}
+    assert spent.keys() == {EVERY_RECORD, "site=1", "ward=1", "ward=2"}
+    assert spent["site=1"] == spent[EVERY_RECORD] > min(spent["ward=1"], spent["ward=2"])
+
+
+def test_a_clients_name_says_its_column(ledger):
+    """Names without a column, as entries of old have them, are of no client of today: such runs are charged to it
+    as to any record."""
+    assert client_name("a", "b=c") != client_name("a=b", "c")
+    assert client_name("a\\", "=c") != client_name("a\\=", "c")
+    charge(ledger, "of old", (EVERY_RECORD, noisy(2.0)), ("1", noisy(9.0)))
+    everyone = epsilon(ledger, EVERY_RECORD)
+    assert ledger.client("table", "1") == "1"
+    ledger.set_budget("table", Budget(0.8 * everyone, DELTA), "1")
+    ledger.set_budget("table", Budget(3.0, DELTA), "site=1")
+    assert epsilon(ledger, "1") < epsilon(ledger, "site=1") == everyone
+    with pytest.raises(BudgetExhausted, match="'1'"):
+        charge(ledger, "by ward", (EVERY_RECORD, noisy(2.0)), ("ward=1", noisy(9.0)))
+    charge(ledger, "by ward", (EVERY_RECORD, noisy(5.0)), ("ward=1", noisy(9.0)))
+    with pytest.raises(ConfigError, match=r"client='1'.* site=1 or ward=1"):
+        ledger.client("table", "1")
+    assert ledger.client("table", "ward=7") == "ward=7"
+    with pytest.raises(ConfigError, match="such as site=north"):
+        ledger.client("table", "north")
+
+
 # Files that change
 
 
@@ -158,6 +203,24 @@ def test_counts_are_of_the_file_that_is_charged(tmp_path, monkeypatch):
     monkeypatch.setattr(counting, "read", replaced_meanwhile)
     with pytest.raises(DataError, match=r"table\.csv' changed after it was read"):
         statistics(path, epsilon=1.0, ledger=tmp_path / "ledger.sqlite")
+    assert charges(tmp_path) == 0
+
+
+def test_scores_are_of_the_arrays_that_are_charged(tmp_path, monkeypatch):
+    """A folder was read, replaced, and charged: the digest was of files alone."""
+    for name, at in (("old", 0.0), ("new", 1.0)):
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / "x.npy", np.full((50, 2), at) + np.arange(100).reshape(50, 2))
+        np.save(tmp_path / name / "y.npy", np.arange(50) % 2)
+
+    def replaced_meanwhile(report, path, *, held_out):
+        shutil.copytree(tmp_path / "new", tmp_path / "old", dirs_exist_ok=True)
+        return pd.DataFrame({"score": np.zeros(50), "predicted": 0, "truth": 0})
+
+    monkeypatch.setattr(evaluation, "scored_table", replaced_meanwhile)
+    report = SimpleNamespace(classes=("0", "1"), label=SimpleNamespace(bounds=None))
+    with pytest.raises(DataError, match=r"old' changed after it was read"):
+        evaluation.evaluate_privately(report, [tmp_path / "old"], epsilon=1.0, ledger=tmp_path / "ledger.sqlite")
     assert charges(tmp_path) == 0
 
 

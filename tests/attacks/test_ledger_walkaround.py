@@ -14,8 +14,9 @@ import dither
 from dither import cli
 from dither.accounting.ledger.runs import EVERY_RECORD, Budget, Ledger, data_id
 from dither.errors import BudgetExhausted, ConfigError, DitherError, SpecError
+from dither.experiment.build import build_experiment
 from dither.experiment.folder import RunFolder
-from dither.experiment.train import resume
+from dither.experiment.train import resume, spending
 from dither.federation.server import load_evaluation_data
 from dither.spec import Spec
 
@@ -48,6 +49,8 @@ def people(count=200, seed=0):
         {
             "age": rng.integers(18, 90, count),
             "weight": rng.normal(70, 12, count).round(3),
+            "height": rng.normal(170, 10, count).round(1),
+            "pulse": rng.integers(50, 110, count),
             "site": rng.choice(["North", "South", "East"], count),
             "sick": rng.choice(["no", "yes"], count),
         }
@@ -158,7 +161,7 @@ def shuffled_rows(frame, path):
 
 
 def shuffled_and_renamed_columns(frame, path):
-    columns = {"sick": "sick", "weight": "a", "site": "b", "age": "c"}
+    columns = {"sick": "sick", "weight": "a", "site": "b", "age": "c", "pulse": "d", "height": "e"}
     frame[list(columns)].rename(columns=columns).to_csv(path.with_suffix(".csv"), index=False)
 
 
@@ -175,13 +178,31 @@ def some_among_many(frame, path):
     pd.concat([people(3000, seed=1), frame.iloc[:20]]).to_csv(path.with_suffix(".csv"), index=False)
 
 
+def without_a_column(frame, path):
+    half_of_them(frame.drop(columns="weight"), path)
+
+
+def with_a_new_column(frame, path):
+    frame.assign(ward=np.arange(len(frame)) % 7 + 1).to_csv(path.with_suffix(".csv"), index=False)
+
+
+def with_another_column_and_people(frame, path):
+    frame = pd.concat([frame.iloc[20:], people(20, seed=2)])
+    frame.assign(height=frame.height / 2.54).to_csv(path.with_suffix(".csv"), index=False)
+
+
+def renamed_shuffled_and_without_a_column(frame, path):
+    shuffled_and_renamed_columns(frame.assign(site=None), path)
+
+
 def as_parquet(frame, path):
     frame.to_parquet(path.with_suffix(".parquet"))
 
 
 DISGUISES = [
     renamed, one_more_newline, other_line_ends, shuffled_rows, shuffled_and_renamed_columns, respelled,
-    half_of_them, some_among_many, as_parquet,
+    half_of_them, some_among_many, without_a_column, with_a_new_column, with_another_column_and_people,
+    renamed_shuffled_and_without_a_column, as_parquet,
 ]  # fmt: skip
 
 
@@ -218,6 +239,14 @@ def test_charged_records_are_not_public_in_another_dress(place):
                 values={"data.label": "sick"},
             )
     assert charges(place) == 1
+
+
+def test_charged_records_are_not_public_with_other_columns(place):
+    people().drop(columns="pulse").to_csv(place / "other.csv", index=False)
+    with pytest.raises(SpecError, match=r"declared public.*people\.csv.* share \d+"):
+        train(place, place / "other.csv", values={"data.public": True})
+    with pytest.raises(DitherError, match="new-ledger"):
+        train(place, place / "other.csv", ledger=place / "fresh.sqlite")
 
 
 def test_charged_records_are_not_public_wherever_that_is_said(place):
@@ -300,7 +329,7 @@ def test_two_data_sets_with_budgets_become_one_with_the_stricter(place):
 def test_a_second_account_in_another_ledger_is_recorded(place):
     fresh = place / "elsewhere" / "fresh.sqlite"
     shuffled_rows(people(), place / "other")
-    with pytest.raises(DitherError, match=r"100% of its records with people\.csv in another ledger"):
+    with pytest.raises(DitherError, match=r"people\.csv in another ledger.* share 100% of the smaller"):
         train(place, place / "other.csv", ledger=fresh)
     train(place, place / "other.csv", ledger=fresh, new_ledger=True)
     again = Ledger(fresh)
@@ -388,6 +417,21 @@ def test_a_test_split_that_is_drawn_after_training_is_not_public(place):
     dither.statistics(str(place / "people.csv"), epsilon=0.1)
     with pytest.raises(SpecError, match=r"data\.test_public declares"):
         train(place, place / "people.csv", values={**public, "privacy.epsilon": 0.4})
+
+
+def test_two_runs_that_begin_together_do_not_both_call_their_test_split_public(place):
+    """Neither had charged when the other looked, and each would score its model on records the other trains on."""
+    people(seed=7).to_csv(place / "new.csv", index=False)
+    accounts = []
+    for seed in (0, 1):
+        spec = spec_of(place / "new.csv", seed=seed, **{"data.test_public": True})
+        experiment, folder = build_experiment(spec), RunFolder.create(place / f"together-{seed}", spec, {}, {})
+        accounts.append(spending(experiment, folder, place / "ledger" / "ledger.sqlite"))
+    assert accounts[0].pay(0, 1) == 1
+    with pytest.raises(SpecError, match=r"data\.test_public declares records of .*new\.csv.* public"):
+        accounts[1].pay(0, 1)
+    assert accounts[0].pay(1, 2) == 2
+    assert charges(place) == 3
 
 
 def test_test_records_beside_a_folders_arrays_are_not_charged_ones(place):

@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import math
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,10 @@ from dither.cli import app
 from dither.errors import DitherError
 from dither.experiment import folder as runs
 from dither.experiment.account import account
+from dither.experiment.report import AttackedRow
 from dither.spec import Spec
+from dither.types import epsilon_text
+from tests.experiment.test_report import report  # noqa: F401
 
 OWN = {
     "method": "cpfed",
@@ -260,3 +265,26 @@ def test_exact_counts_of_own_records_are_marked(tmp_path, monkeypatch):
     asked = ["data", "describe", str(path), "--label", "sick", "--schema", str(path.with_suffix(".toml"))]
     assert "local, not private" in CliRunner().invoke(app, asked).output
     assert json.loads(CliRunner().invoke(app, [*asked, "--json"]).output)["local"] is True
+
+
+def test_a_printed_bound_stays_a_bound(report):  # noqa: F811 (the fixture)
+    """A proven 1.004 was printed as 1, and an attack that shows 1.006 as 1.01."""
+    epsilon = report.epsilon
+    table = tuple(replace(row, value=1.004) for row in epsilon.table)
+    attacked = (AttackedRow(1.006, "upload", "zero-out", "run", 1e-5, "counts", 0.95, 1.004),)
+    claimed = epsilon.claimed._replace(value=1.004)
+    lines = replace(epsilon, table=table, attacked=attacked, claimed=claimed).lines(table)
+    for what, text in lines:
+        number = text.removeprefix("at least ").split(" per ")[0]
+        assert number == ("1.01" if what.startswith("proven") else "1"), (what, text)
+    assert {what.split(" ")[0] for what, _ in lines} >= {"proven", "attacked", "claimed"}
+    rng = np.random.default_rng(0)
+    for value in [*10.0 ** rng.uniform(-4, 8, 500), 0.1, 0.3, 1.0, 4, 999.7, 0.0]:
+        up, down, near = (float(epsilon_text(value, rounded)) for rounded in ("up", "down", "nearest"))
+        assert down <= value <= up
+        assert near in (up, down)
+        assert up - down <= 0.0101 * value
+        assert near == float(f"{value:.3g}")
+        assert epsilon_text(float(f"{value:.3g}")) == f"{value:.3g}", "three digits are printed as they are"
+    assert epsilon_text(math.inf) == epsilon_text("inf") == "∞"
+    assert epsilon_text(0.99961, digits=4) == "0.9997"

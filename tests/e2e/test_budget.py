@@ -50,7 +50,7 @@ def test_a_users_own_data_is_always_charged_and_the_budget_holds(place):
     assert 2.7 < proven["upload", "zero-out", "run"] <= 3.0
     assert (place / "one" / "model.safetensors").is_file()
     rows = json.loads(dither("budget", "show", "t.csv", "--json", cwd=place, **ledger).stdout)
-    assert {row["client"] for row in rows} == {"every record", "north", "south"}
+    assert {row["client"] for row in rows} == {"every record", "site=north", "site=south"}
     assert all(float(row["spent"]) <= 3.0 for row in rows)
     second = dither("run", "spec.toml", "--set", "seed=1", "--out", "two", cwd=place, check=False, **ledger)
     assert second.returncode == 3

@@ -23,7 +23,6 @@ from dither.experiment.report import (
     RoundingMargin,
     RunTraffic,
     SpentPart,
-    at_most,
 )
 from dither.spec import Spec
 from dither.types import Claim
@@ -195,8 +194,3 @@ def test_targets_of_clients_are_kept_and_told_by_target(report):
         ("c1, c3, c5", 1.5),
     ]
     assert ("target ε 0.5", "c0, c2, c4: proven 0.49, claimed ∞, weight 0.7 (mean 1)") in again.main_lines()
-
-
-@pytest.mark.parametrize(("value", "text"), [(1.004, "1.01"), (0.1, "0.1"), (4, "4"), (1234.5, "1240"), (0, "0")])
-def test_an_upper_bound_is_rounded_up(value, text):
-    assert at_most(value) == f"at most {text}"

@@ -14,9 +14,9 @@ from dither.accounting.ledger import Budget, Charge, Ledger
 from dither.accounting.ledger.runs import EVERY_RECORD
 from dither.errors import SpecError
 from dither.experiment.account import spent_parts
-from dither.experiment.report import TOGETHER, LedgerCharge, SpentPart, bound_text
+from dither.experiment.report import TOGETHER, LedgerCharge, SpentPart
 from dither.experiment.statement import guesses_right, statement, true_positives
-from dither.types import Release, Sampling
+from dither.types import Release, Sampling, epsilon_text
 from tests.experiment.test_report import NASTY, everything, report  # noqa: F401
 
 
@@ -42,7 +42,7 @@ def test_the_statement_gives_the_proven_value_of_the_specs_adversary(report):  #
     text = statement(report).to_markdown()
     row = report.epsilon.main[0]
     assert f"ε = {row.value:g} and δ = 1e-05 (proven)" in text
-    assert f"{bound_text(100 * guesses_right(row.value, row.delta))}%" in text
+    assert f"{epsilon_text(100 * guesses_right(row.value, row.delta))}%" in text
     assert "Floats (H3)" in text
     assert "noise comes from a seed" in text
     assert "was not charged to a ledger" in text
@@ -64,7 +64,7 @@ def test_what_was_spent_in_all_is_at_the_terms_of_the_run(report, tmp_path):  # 
     text = statement(charged).to_markdown()
     total = ledger.total("table", EVERY_RECORD, Budget(0.0, 1e-5, row.view, "replace-one"))
     assert total > 2.6 > 1.7 > ledger.spent("table")[0].epsilon
-    assert f"comes to ε = {bound_text(total)} for the same guess" in text
+    assert f"comes to ε = {epsilon_text(total)} for the same guess" in text
     (line,) = [line for line in text.splitlines() if line.startswith("| table")]
     assert line.endswith("| server sees uploads | zero-out |")
     assert "Not covered by the spent ε: a budget that was set or raised" in text
@@ -137,7 +137,7 @@ def test_what_a_federation_counted_besides_training_is_added(report):  # noqa: F
     report = replace(report, federation=replace(report.federation, split=split))
     assert spent_parts(report) == split
     text = statement(report).to_markdown()
-    assert f"the server knows about these records comes to ε = {bound_text(total)}" in text
+    assert f"the server knows about these records comes to ε = {epsilon_text(total)}" in text
     assert "| statistics | 2.5 |" in text
 
 

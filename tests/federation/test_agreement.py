@@ -9,10 +9,10 @@ import pytest
 
 from dither import data
 from dither.errors import ConfigError, DataError, FederationError
-from dither.experiment.report import at_most
 from dither.federation.agreement import Agreement, PartyData, federated_spec
 from dither.federation.server import load_evaluation_data
 from dither.spec import Spec
+from dither.types import epsilon_text
 from tests.federation.parties import small_spec
 
 SCHEMA = data.Schema(
@@ -110,7 +110,7 @@ def test_the_owner_is_shown_what_the_ledger_charges(local_steps, credited):
     experiment = agreed.experiment()
     charged = experiment.accountant(agreed.lacking(experiment.plan)).of([0])
     shown = [text for what, text in agreed.describe("ann", experiment) if what == "proven ε" and "sums of" in text]
-    assert [at_most(charged.proven("sum").value) in text for text in shown] == [True]
+    assert ["at most " + epsilon_text(charged.proven("sum").value) in text for text in shown] == [True]
     assert (charged.proven("sum").value < charged.proven("upload").value) == credited
 
 

@@ -13,7 +13,6 @@ from dither.experiment.account import TOGETHER, account
 from dither.experiment.counting import Counting, Question, noise_words
 from dither.experiment.evaluation import PrivateScores
 from dither.experiment.private_schema import Wanted
-from dither.experiment.report import bound_text
 from dither.experiment.start import plan_project, start_project
 from dither.experiment.statement import statement
 from dither.experiment.statistics import describe
@@ -24,6 +23,7 @@ from dither.federation.server import Coordinator, load_evaluation_data
 from dither.federation.state import Journal
 from dither.federation.surveys import StatisticsCoordinator, write_statistics
 from dither.spec import Spec
+from dither.types import epsilon_text
 from tests.experiment.test_private_schema import clinic
 from tests.federation.parties import FIRST, LocalTransport
 
@@ -236,7 +236,7 @@ def test_one_epsilon_for_a_federation(tmp_path):
     assert [part.what for part in split] == ["schema", "evaluation", "training", TOGETHER]
     assert split[-1].epsilon == pytest.approx(spent.epsilon, abs=1e-6)
     assert split[-1].epsilon > split[-2].epsilon == report.epsilon.proven().value
-    assert f"comes to ε = {bound_text(split[-1].epsilon)}" in statement(tmp_path / "run").to_markdown()
+    assert f"comes to ε = {epsilon_text(split[-1].epsilon)}" in statement(tmp_path / "run").to_markdown()
     federated = (tmp_path / "run" / "schema" / "schema.toml").read_text().split("[privacy]")[0]
     simulated = (tmp_path / "sim" / "schema.toml").read_text().split("[privacy]")[0]
     assert federated.splitlines()[4:] == simulated.splitlines()[4:]

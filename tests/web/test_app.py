@@ -242,8 +242,24 @@ def test_budget_left_by_the_page_own_ledger(runs, tmp_path):
     book.set_budget(dataset, Budget(3.0, 1e-5, "upload", "replace-one"))
     make_run(runs, "charged", ledger={"file": str(tmp_path / "ours.sqlite"), "dataset": dataset})
     found = {row["id"]: row for row in visitor(create_app(runs, ledger=book.path)).get("/api/runs").json()["rows"]}
-    assert found["charged"]["budget"] == {"budget": 3.0, "spent": 0.0, "left": 3.0}
+    assert found["charged"]["budget"] == {"budget": 3.0, "spent": 0.0, "left": 3.0, "data": "this data set"}
     assert found["one"]["budget"] is None
+
+
+def test_of_several_files_the_page_shows_the_budget_with_the_least_left(runs, tmp_path):
+    """It showed none: the run's data set is a list, which no account is called."""
+    from dither.accounting.ledger.runs import Budget, Ledger
+
+    book = Ledger(tmp_path / "ours.sqlite")
+    datasets = [f"{number:032x}" for number in range(20)]
+    for number in (5, 11):
+        book.set_budget(datasets[number], Budget(8.0 - number / 2, 1e-5))
+    book.identify(datasets[11], file="south.csv", name="south")
+    make_run(runs, "charged", ledger={"file": str(book.path), "dataset": ", ".join(datasets)})
+    make_run(runs, "unlimited", ledger={"file": str(book.path), "dataset": ", ".join(datasets[:3])})
+    found = {row["id"]: row for row in visitor(create_app(runs, ledger=book.path)).get("/api/runs").json()["rows"]}
+    assert found["charged"]["budget"] == {"budget": 2.5, "spent": 0.0, "left": 2.5, "data": "south (south.csv)"}
+    assert found["unlimited"]["budget"] is None
 
 
 # Who may ask

@@ -13,8 +13,9 @@ from dither.accounting import ProvenRow
 from dither.auditing import bounds
 from dither.experiment import folder, plots
 from dither.experiment.build import Experiment
-from dither.experiment.report import ADVERSARIES, Overview, encode, epsilon_text
+from dither.experiment.report import ADVERSARIES, Overview, encode
 from dither.spec import Spec
+from dither.types import epsilon_text
 
 _COLOURS = (plots.BLUE, plots.ORANGE, plots.GREEN, plots.VERMILION, plots.GREY)
 _LIMITS = (("claimed", "--"), ("proven", "-."))  # and their line styles
@@ -133,8 +134,8 @@ class Audit(Overview):
         """One line for each attack: what it showed, and what was proved and claimed."""
         lines = []
         for row in self.rows:
-            shown, proven = epsilon_text(row.attacked.value), epsilon_text(row.proven)
-            claimed = "" if row.claimed is None else f", claimed {epsilon_text(row.claimed)}"
+            shown, proven = epsilon_text(row.attacked.value, "down"), epsilon_text(row.proven)
+            claimed = "" if row.claimed is None else f", claimed {epsilon_text(row.claimed, 'nearest')}"
             adversary = "a server that sees one upload" if row.unit == "message" else ADVERSARIES[row.view]
             verdict = row.verdict + (", refutes the claim" if row.refutes_claim else "")
             lines.append((adversary, f"at least {shown}, proven {proven}{claimed}: {verdict}"))
@@ -225,7 +226,7 @@ def draw_roc(report: Audit, path: Path) -> None:
         for epsilon, delta in _limits(report, name):
             if math.isfinite(epsilon) and epsilon < 200:
                 allowed = np.minimum(1.0, math.exp(epsilon) * grid + delta)
-                axis.plot(grid, allowed, style, color="black", linewidth=1.0, label=f"{name} ε = {epsilon:.3g}")
+                axis.plot(grid, allowed, style, color="black", linewidth=1.0, label=_limit_text(name, epsilon))
     axis.set(xscale="log", yscale="log", xlim=(floor, 1), ylim=(floor, 1.1))
     axis.set_xlabel("false positive rate")
     axis.set_ylabel("true positive rate")
@@ -238,6 +239,10 @@ def _limits(report: Audit, name: str) -> list[tuple[float, float]]:
     """The two smallest claimed or proven (ε, δ)."""
     values = ((getattr(row, name), row.delta) for row in report.rows)
     return sorted({(epsilon, delta) for epsilon, delta in values if epsilon is not None})[:2]
+
+
+def _limit_text(name: str, epsilon: float) -> str:
+    return f"{name} ε = {epsilon_text(epsilon, 'up' if name == 'proven' else 'nearest')}"
 
 
 def draw_trials(report: Audit, path: Path) -> bool:
@@ -257,7 +262,7 @@ def draw_trials(report: Audit, path: Path) -> bool:
                 axis.plot(trials, values, style, color=colour, markersize=3, label=f"{result.label()}, {name}")
     for name, style in _LIMITS:
         for epsilon, _ in _limits(report, name):
-            label = f"{name} ε = {epsilon:.3g}"
+            label = _limit_text(name, epsilon)
             if epsilon <= 4 * max(top, 0.25):
                 axis.axhline(epsilon, color="black", linewidth=1.0, linestyle=style, label=label)
             else:

@@ -24,7 +24,7 @@ from typer import Option
 from typer.core import TyperGroup
 
 from dither.errors import DitherError, ProcessError, SpecError
-from dither.types import __version__
+from dither.types import __version__, epsilon_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -361,10 +361,6 @@ def counts_guarantee(epsilon: float, delta: float) -> str:
         f"proven ε = {epsilon:g}, δ = {delta:g}, zero-out, against a server that sees every institution's counts; "
         "95% intervals include the noise"
     )
-
-
-def epsilon_text(value: Any) -> str:
-    return "∞" if value in (float("inf"), "inf") else f"{float(value):.3g}"
 
 
 _PIPED = 120  # columns of what no terminal shows: rich would take 80 and break more lines

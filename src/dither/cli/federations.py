@@ -17,6 +17,7 @@ from typer import Argument, Option
 from dither.cli import common
 from dither.cli.privacy import print_split
 from dither.errors import ConfigError, FederationError
+from dither.types import epsilon_text
 
 if TYPE_CHECKING:
     from dither.experiment.report import Report
@@ -127,7 +128,7 @@ def join(
 ) -> None:
     """Take part in a federation with your own records, until the run is over."""
     from dither.accounting.ledger import Budget
-    from dither.experiment.report import ADVERSARIES, bound_text
+    from dither.experiment.report import ADVERSARIES
     from dither.federation import joining, keys
     from dither.federation.agreement import approved_digest
 
@@ -163,10 +164,10 @@ def join(
         return
     typer.echo(f"the run is over: {outcome.get('rounds')} rounds, this party answered {result.answered}")
     for charged in result.spent:
-        limit = f" of {common.epsilon_text(charged.budget.epsilon)}" if charged.budget else ""
+        limit = f" of {epsilon_text(charged.budget.epsilon)}" if charged.budget else ""
         gaps = "".join(f"; not covered: {gap}" for gap in charged.numbers)
         typer.echo(
-            f"ledger: proven ε {bound_text(charged.epsilon)}{limit} spent on this file in "
+            f"ledger: proven ε {epsilon_text(charged.epsilon)}{limit} spent on this file in "
             f"{charged.participations} rounds (δ = {charged.delta:.4g}, {charged.adjacency}, against "
             f"{ADVERSARIES[charged.view]}){gaps}"
         )

@@ -12,6 +12,7 @@ from typer import Argument, Option
 
 from dither.cli import common
 from dither.errors import ConfigError, SpecError
+from dither.types import epsilon_text
 
 if TYPE_CHECKING:
     from dither.accounting import ProvenRow
@@ -62,7 +63,7 @@ def _print_account(report: PrivacyReport) -> None:
     rows = [
         {
             "": "claimed",
-            "ε": common.epsilon_text(claim.value),
+            "ε": epsilon_text(claim.value, "nearest"),
             "per": claim.unit,
             "adversary": "",
             "neighbouring data": claim.adjacency,
@@ -71,18 +72,16 @@ def _print_account(report: PrivacyReport) -> None:
     ]
     for row in epsilon.notable:
         kind = "assumed" if row.assumed else "proven"
-        rows.append(
-            {"": kind, "ε": common.epsilon_text(row.value), "per": row.unit, **_seen(row), "source": row.recipe}
-        )
+        rows.append({"": kind, "ε": epsilon_text(row.value), "per": row.unit, **_seen(row), "source": row.recipe})
     for shown in epsilon.attacked:
-        value, form = f">= {common.epsilon_text(shown.value)}", shown.form.split(":")[0]
+        value, form = f">= {epsilon_text(shown.value, 'down')}", shown.form.split(":")[0]
         rows.append({"": "attacked", "ε": value, "per": shown.unit, **_seen(shown), "source": form})
     common.print_table(rows, title=f"{report.method}: claimed and proven ε at δ = {claim.delta:g}")
     for line in _remarks(epsilon.notable):
         typer.echo(line)
     targets = [
-        {"target ε": f"{row.target:g}", "proven ε": common.epsilon_text(row.proven),
-         "claimed ε": common.epsilon_text(row.claimed), "weight": f"{row.weight:.3g}", "clients": who}
+        {"target ε": f"{row.target:g}", "proven ε": epsilon_text(row.proven),
+         "claimed ε": epsilon_text(row.claimed, "nearest"), "weight": f"{row.weight:.3g}", "clients": who}
         for who, row in epsilon.by_target()
     ]  # fmt: skip
     if targets:
@@ -95,7 +94,7 @@ def _print_account(report: PrivacyReport) -> None:
     ):
         if bounds:
             rows = [
-                {"ε": common.epsilon_text(row.value), **_seen(row), "source": row.recipe, "detail": row.detail}
+                {"ε": epsilon_text(row.value), **_seen(row), "source": row.recipe, "detail": row.detail}
                 for row in _distinct(bounds)
             ]
             common.print_table(rows, title=title)
@@ -117,7 +116,7 @@ def _remarks(rows: Sequence[ProvenRow]) -> Iterator[str]:
     for row in rows:
         where = f"{SHORT_VIEWS[row.view]}, {row.adjacency}"
         if row.clients is not None and row.view in ("upload", "sum"):
-            spread = [common.epsilon_text(each) for each in (row.clients.min, row.clients.median, row.clients.max)]
+            spread = [epsilon_text(each) for each in (row.clients.min, row.clients.median, row.clients.max)]
             if len(set(spread)) > 1:
                 yield f"{where}: over the clients min {spread[0]}, median {spread[1]}, max {spread[2]}"
         if row.against:
@@ -130,8 +129,7 @@ def print_split(split: Sequence[SpentPart]) -> None:
     """What was spent on the same records, part by part, and together."""
     if len(split) > 2:
         rows = [
-            {"": part.what, "proven ε": common.epsilon_text(part.epsilon), "δ": f"{part.delta:.5g}"}
-            for part in split
+            {"": part.what, "proven ε": epsilon_text(part.epsilon), "δ": f"{part.delta:.5g}"} for part in split
         ]
         title, last = "Spent on these records (with several files: on the one that spent most)", split[-1]
         footer = [last.terms, *(f"not covered: {gap}" for gap in last.not_covered)]
@@ -203,7 +201,7 @@ def audit(
     is_run = (folder / "spec.toml").is_file()
 
     def say(row: AuditRow) -> None:
-        attacked = common.epsilon_text(row.attacked.value)
+        attacked = epsilon_text(row.attacked.value, "down")
         common.say(f"{SHORT_VIEWS[row.view]}, {row.unit}: attacked ε {attacked}")
 
     with common.on_interrupt("finished rows are kept; run the same command to continue"):
@@ -221,9 +219,9 @@ def audit(
     if common.emit(outcome):
         _print_audit(outcome, written)
     _exit_on_violation(
-        f"{SHORT_VIEWS[row.view]} ({row.unit}): at least {common.epsilon_text(row.attacked.value)} was shown at "
+        f"{SHORT_VIEWS[row.view]} ({row.unit}): at least {epsilon_text(row.attacked.value, 'down')} was shown at "
         f"{row.attacked.confidence:.4g} confidence ({row.attacked.form}), at most "
-        f"{common.epsilon_text(row.proven)} was proved ({row.recipe}): the method, its noise or the proof is wrong"
+        f"{epsilon_text(row.proven)} was proved ({row.recipe}): the method, its noise or the proof is wrong"
         for row in outcome.violations
     )
 
@@ -251,16 +249,16 @@ def _fuzz(count: int, seed: int) -> None:
                 "batches": outcome.drawn.values.get("batch_sampling", ""),
                 "view": outcome.drawn.view,
                 "proof": outcome.recipe,
-                "proven ε": common.epsilon_text(outcome.proven),
-                "attacked ε": f"{common.epsilon_text(outcome.attacked)}{' !' if outcome.violated else ''}",
+                "proven ε": epsilon_text(outcome.proven),
+                "attacked ε": f"{epsilon_text(outcome.attacked, 'down')}{' !' if outcome.violated else ''}",
                 "attack": outcome.attack,
             }
             for outcome in outcomes
         ]
         common.print_table(rows, title=f"{count} random specs")
     _exit_on_violation(
-        f"at least {common.epsilon_text(outcome.attacked)} was shown ({outcome.attack}), at most "
-        f"{common.epsilon_text(outcome.proven)} was proved ({outcome.recipe}); reproduce it with: "
+        f"at least {epsilon_text(outcome.attacked, 'down')} was shown ({outcome.attack}), at most "
+        f"{epsilon_text(outcome.proven)} was proved ({outcome.recipe}); reproduce it with: "
         f"{outcome.command}"
         for outcome in outcomes
         if outcome.violated
@@ -272,9 +270,9 @@ def _print_audit(outcome: Audit, written: list[Path]) -> None:
         {
             "adversary": _adversary(row),
             "per": row.unit,
-            "claimed ε": "" if row.claimed is None else common.epsilon_text(row.claimed),
-            "proven ε": common.epsilon_text(row.proven),
-            "attacked ε": f"{common.epsilon_text(row.attacked.value)}{' !' if row.refutes_claim else ''}",
+            "claimed ε": "" if row.claimed is None else epsilon_text(row.claimed, "nearest"),
+            "proven ε": epsilon_text(row.proven),
+            "attacked ε": f"{epsilon_text(row.attacked.value, 'down')}{' !' if row.refutes_claim else ''}",
             "bound": row.attacked.form.split(":")[0],
             "rounds": row.rounds,
             "trials": row.attacked.trials,
@@ -290,7 +288,7 @@ def _print_audit(outcome: Audit, written: list[Path]) -> None:
     )
     for row in outcome.rows:
         for bound in row.bounds:
-            value, detail = common.epsilon_text(bound.value), f"{bound.detail}; {row.design}"
+            value, detail = epsilon_text(bound.value), f"{bound.detail}; {row.design}"
             typer.echo(f"{_adversary(row)}, {row.unit}: {value} by {bound.form} ({detail})")
     for what in dict.fromkeys(text for row in outcome.rows for text in row.not_covered):
         typer.echo(f"not covered by the proof: {what.removeprefix('not covered: ')}")
@@ -323,7 +321,6 @@ def budget_show(
     ] = None,
 ) -> None:  # fmt: skip
     """Show what has been spent, by data set and client."""
-    from dither.experiment.report import bound_text
 
     ledger = _ledger(ledger_file)
     terms: dict[str, Any] = {"delta": delta}
@@ -348,8 +345,8 @@ def budget_show(
                 {
                     "data": named.get(dataset) or ledger.called(dataset),
                     "client": spent.client,
-                    "spent": bound_text(spent.epsilon),
-                    "budget": common.epsilon_text(budget.epsilon) if budget else "none",
+                    "spent": epsilon_text(spent.epsilon),
+                    "budget": epsilon_text(budget.epsilon) if budget else "none",
                     "δ": f"{spent.delta:.4g}",
                     "view": spent.view,
                     "neighbouring data": spent.adjacency,
@@ -376,7 +373,9 @@ def budget_set(
     delta: common.Delta = 1e-5,
     view: Annotated[str, Option(help="What the adversary sees: upload, sum, broadcast or final.")] = "upload",
     adjacency: Annotated[str, Option(help="zero-out, replace-one or add/remove.")] = "zero-out",
-    client: Annotated[str | None, Option(help="One client of a column partition (default: all).")] = None,
+    client: Annotated[
+        str | None, Option(help="One client of a column partition, as site=north (default: all).")
+    ] = None,
     id: Annotated[str, Option(help="Your name for these records: files with one name are charged together.")] = "",
     ledger_file: common.LedgerFile = None,
     yes: Annotated[bool, Option("--yes", help="Raise a budget without confirmation.")] = False,
@@ -392,6 +391,7 @@ def budget_set(
         if id:
             name = f"{id}/{Path(file).stem}" if len(files) > 1 else id
             ledger.identify(dataset, file=Path(file).name, name=name)
+        client = ledger.client(dataset, client) if client else None
         was, raising = ledger.budget(dataset, client), yes
         if was is not None and not limit.within(was) and common.asks(yes):
             raising = typer.confirm(f"Raise the budget of {file} from {was} to {limit}?", err=True)

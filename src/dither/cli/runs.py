@@ -15,6 +15,7 @@ from typer import Argument, Option
 from dither.cli import common
 from dither.cli.privacy import print_split
 from dither.errors import BudgetExhausted, SpecError
+from dither.types import epsilon_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -321,7 +322,7 @@ def _print_project(done: Project) -> None:
     print_split(done.split)
     gaps = uncovered(done.report.epsilon.main)
     covers = "covers all of it" if not gaps else "covers all of it, except the following"
-    typer.echo(f"one ε = {done.epsilon.epsilon:.4g} at δ = {done.epsilon.delta:.5g} {covers}")
+    typer.echo(f"one ε = {epsilon_text(done.epsilon.epsilon, digits=4)} at δ = {done.epsilon.delta:.5g} {covers}")
     for text in gaps:
         typer.echo(f"not covered: {text}")
     typer.echo(f"in {done.folder}: schema.toml, run/ (the model), federation.toml, project.json")
@@ -406,8 +407,8 @@ def _print_sweep(result: Sweep, folder: Path) -> None:
             result.score_name: _with_error(row[result.score], row[f"{result.score}_error"]),
             "loss": _with_error(row["loss"], row["loss_error"]),
             **{NAMES[name]: _with_error(row[name], row[f"{name}_error"]) for name in _SHOWN if name in row},
-            "claimed ε": f"{common.epsilon_text(row['claimed_epsilon'])} per {row['claimed_unit']}",
-            proven: f"{common.epsilon_text(row['proven_epsilon'])} per {row['proven_unit']}",
+            "claimed ε": f"{epsilon_text(row['claimed_epsilon'], 'nearest')} per {row['claimed_unit']}",
+            proven: f"{epsilon_text(row['proven_epsilon'])} per {row['proven_unit']}",
         }
         for row in table
     ]

@@ -8,7 +8,7 @@
 Nothing here imports JAX; pandas, scikit-learn, matplotlib and pooch are imported when a function needs them.
 """
 
-from dither.data.arrays import folder_digest, open_folder, read_arrays
+from dither.data.arrays import check_unchanged, content_digest, folder_digest, open_folder, read_arrays
 from dither.data.catalog import entries, get, hash_records, load, packaged_schema
 from dither.data.dataset import (
     ClientPartition,
@@ -26,7 +26,7 @@ from dither.data.dataset import (
     zeros_aligned,
 )
 from dither.data.drafts import Draft, draft
-from dither.data.hashing import check_unchanged, file_digest, hash_table
+from dither.data.hashing import RecordHashes, file_digest, hash_table
 from dither.data.plots import class_counts, describe, draw_partition, partition_table
 from dither.data.schema import (
     NOT_COVERED,

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dither.data.dataset import Dataset, LoadOptions, MappedArray, Part, blocks, make_dataset, zeros_aligned
-from dither.data.hashing import RecordHasher, hash_arrays
+from dither.data.hashing import RecordHasher, RecordHashes, file_digest, hash_arrays, join_hashes
 from dither.data.schema import (
     NOT_COVERED,
     PUBLIC,
@@ -124,19 +124,19 @@ def arrays_in_memory(x: Any, y: Any, groups: Any, options: LoadOptions) -> Datas
     ).checked()
     dataset = _assemble(part, None, _in_memory, None, options)
     hashes = hash_arrays(part.x, part.y)
-    digest = hashlib.sha256(np.sort(hashes[0]).tobytes()).hexdigest()
+    digest = hashlib.sha256(np.sort(hashes.whole[0]).tobytes()).hexdigest()
     return dataset._replace(record_hashes=hashes, ledger_digest=digest)
 
 
-def hash_npz(path: Path) -> np.ndarray:
+def hash_npz(path: Path) -> RecordHashes:
     """The hash of each record of a .npz file (`data.hashing`), test records included."""
     return _hash_npz(_open_npz(existing_file(path)), path.name)
 
 
-def _hash_npz(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
+def _hash_npz(arrays: dict[str, np.ndarray], name: str) -> RecordHashes:
     suffixes = [suffix for suffix in ("", "_train", "_test") if f"x{suffix}" in arrays] or [""]
     parts = [_npz_part(arrays, suffix, name) for suffix in suffixes]
-    return np.concatenate([hash_arrays(part.x, part.y) for part in parts], axis=1)
+    return join_hashes([hash_arrays(part.x, part.y) for part in parts])
 
 
 def _open_npz(path: Path) -> dict[str, np.ndarray]:
@@ -218,7 +218,18 @@ def folder_digest(path: StrPath) -> str:
     return _read_part(Path(path).expanduser(), "")[1]
 
 
-def hash_folder(path: Path) -> np.ndarray:
+def content_digest(path: StrPath) -> str:
+    """SHA-256 of a file's bytes, or of a folder's records and labels."""
+    return folder_digest(path) if Path(path).expanduser().is_dir() else file_digest(path)
+
+
+def check_unchanged(path: StrPath, content: str) -> None:
+    """`DataError` unless a file or folder still has this digest: what was read must be what is charged."""
+    if content_digest(path) != content:
+        raise DataError(f"{str(path)!r} changed after it was read; start again")
+
+
+def hash_folder(path: Path) -> RecordHashes:
     """The hash of each record of a folder (`data.hashing`)."""
     return _read_part(path, "")[2]
 
@@ -258,7 +269,7 @@ def _mapped(part: _StoredPart) -> MappedArray:
     return MappedArray([part.x], scale=part.scale)
 
 
-def _read_part(folder: Path, suffix: str) -> tuple[_StoredPart, str, np.ndarray]:
+def _read_part(folder: Path, suffix: str) -> tuple[_StoredPart, str, RecordHashes]:
     """(records, labels and groups, SHA-256 of records and labels, hash of each record)."""
     names = [f"{key}{suffix}.npy" for key in ("x", "y", "groups")]
     x, y = (_open_npy(folder, name) for name in names[:2])
@@ -268,9 +279,9 @@ def _read_part(folder: Path, suffix: str) -> tuple[_StoredPart, str, np.ndarray]
         raise DataError(
             f"{folder.name!r}: {names[0]} has {len(x):,} records; at most {_MAX_RECORDS:,} can be used"
         )
-    hasher = RecordHasher(math.prod(x.shape[1:]) + 1)
+    hasher = RecordHasher(math.prod(x.shape[1:]) + 1, y=part.y)
     digests = f"{_check_records(folder, names[0], x, hasher)}\n{_digest(part.y)}"
-    return part, hashlib.sha256(digests.encode()).hexdigest(), hasher.with_labels(part.y)
+    return part, hashlib.sha256(digests.encode()).hexdigest(), hasher.hashes()
 
 
 def _check_test_folder(train: _StoredPart, test: _StoredPart) -> None:

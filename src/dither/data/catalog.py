@@ -28,7 +28,7 @@ from dither.data.dataset import (
 )
 from dither.data.downloads import Download, Origin, Progress, obtain
 from dither.data.drafts import draft
-from dither.data.hashing import file_digest, hash_table
+from dither.data.hashing import RecordHashes, file_digest, hash_table
 from dither.data.schema import Schema, with_label_bounds
 from dither.data.tables import StrPath, check_table, join_tables, read_table, table_files
 from dither.errors import DataError, did_you_mean
@@ -264,7 +264,7 @@ def load(
     return dataset
 
 
-def hash_records(path: StrPath) -> np.ndarray:
+def hash_records(path: StrPath) -> RecordHashes:
     """The hash of each record of a user's own file or folder (`data.hashing`)."""
     file = Path(path).expanduser()
     if file.is_dir():
@@ -363,7 +363,9 @@ def _load_records(records: Any, options: LoadOptions) -> Dataset:
             if not table[column].map(pd.api.types.is_hashable).all():
                 raise DataError(f"column {column!r} of {name!r} holds lists; make columns of their parts")
         hashes = hash_table(table)
-        sources.append(Source(name, Path(name), hashes, hashlib.sha256(np.sort(hashes[0]).tobytes()).hexdigest()))
+        sources.append(
+            Source(name, Path(name), hashes, hashlib.sha256(np.sort(hashes.whole[0]).tobytes()).hexdigest())
+        )
     return _load_tables("data", sources, tables, options, several=not isinstance(records, pd.DataFrame))
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from dither.data.hashing import RecordHashes
 from dither.data.schema import Label, Schema, text_column
 from dither.data.tables import StrPath
 from dither.errors import DataError, did_you_mean
@@ -194,7 +195,7 @@ class Source(NamedTuple):
 
     name: str
     path: Path
-    record_hashes: np.ndarray
+    record_hashes: RecordHashes
     digest: str = ""
     content: str = ""
     test_rows: np.ndarray | None = None
@@ -226,12 +227,12 @@ class Dataset(NamedTuple):
     covered: bool = False
     digest: str = ""
     ledger_digest: str = ""
-    record_hashes: np.ndarray | None = None  # of a user's own file: `data.hashing`
+    record_hashes: RecordHashes | None = None  # of a user's own file: `data.hashing`
     label_bounds: tuple[float, float] | None = None  # of a regression
     sources: tuple[Source, ...] = ()
     content: str = ""  # SHA-256 of the one file's bytes, before it was read
     test_rows: np.ndarray | None = None  # rows of the one file that are held out of training
-    test_hashes: np.ndarray | None = None  # of test records in a folder, which `record_hashes` do not hold
+    test_hashes: RecordHashes | None = None  # of test records in a folder, which `record_hashes` do not hold
 
     @property
     def streamed(self) -> bool:
@@ -427,7 +428,7 @@ def dataset_from_sources(
     Its training records are those that the institution would have in a federation."""
     holders: dict[bytes, str] = {}
     for source in sources:  # a record that two clients hold reveals more than either proof says
-        other = holders.setdefault(np.sort(source.record_hashes[0]).tobytes(), source.name)
+        other = holders.setdefault(np.sort(source.record_hashes.whole[0]).tobytes(), source.name)
         if other != source.name:
             raise DataError(
                 f"{other!r} and {source.name!r} hold the same records; give each institution's records once"

@@ -4,21 +4,21 @@ line ends, spelling of numbers, case and spaces of text do not matter.
 A cell is the bits of its value as float32, or a hash of its text in lower case; an empty cell is 0. A record has
 two hashes: the sum of its cells times a constant of each column (so that columns may be renamed), and the sum of
 its cells' hashes (so that columns may change places). The second says too little where a record has many cells
-of few values: above `MAX_UNORDERED_COLUMNS` there is only the first. Neither is stored: a ledger puts them
-through a keyed hash.
+of few values: above `MAX_UNORDERED_COLUMNS` there is only the first. `data.parts` hashes parts of records too (so
+that columns may come and go). Nothing of this is stored: a ledger puts it through a keyed hash.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from dither.data.parts import MAX_COLUMNS, Parts, mix, numbers_rows, sample
 from dither.data.schema import cast_numbers
 from dither.data.tables import StrPath, existing_file
-from dither.errors import DataError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,62 +35,84 @@ def file_digest(path: StrPath) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def check_unchanged(path: StrPath, content: str) -> None:
-    """`DataError` unless a file's bytes still have this SHA-256: what was read must be what is charged."""
-    if file_digest(path) != content:
-        raise DataError(f"{str(path)!r} changed after it was read; start again")
+class RecordHashes(NamedTuple):
+    """The hashes of records: `whole` (uint64 [1 or 2, records]: columns in order, in any order), and of the parts
+    that tell them apart (`data.parts`), which are all of them or those whose hash begins with `zeros` zeros."""
+
+    whole: np.ndarray
+    parts: np.ndarray
+    zeros: int = 0
 
 
-def hash_table(frame: pd.DataFrame) -> np.ndarray:
-    """uint64 [1 or 2, records] of a table as it was read."""
-    hasher = RecordHasher(frame.shape[1])
-    hashes = np.zeros((hasher.kinds, len(frame)), np.uint64)
-    for number, name in enumerate(frame.columns):
-        hashes += hasher.column(number, frame[name])
-    return hashes
+def join_hashes(hashes: Sequence[RecordHashes]) -> RecordHashes:
+    """The hashes of all records."""
+    zeros = max(each.zeros for each in hashes)
+    parts = np.unique(np.concatenate([each.parts for each in hashes]))
+    return RecordHashes(np.concatenate([each.whole for each in hashes], axis=1), sample(parts, zeros), zeros)
 
 
-def hash_arrays(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """uint64 [1 or 2, records] of records and their labels: a table whose last column is the label."""
-    hasher = RecordHasher(int(np.prod(x.shape[1:])) + 1)
+def hash_table(frame: pd.DataFrame) -> RecordHashes:
+    """The hashes of the records of a table as it was read."""
+    names, codes = list(map(str, frame.columns)), np.empty(frame.shape[::-1], np.uint64)
+    for row, name in zip(codes, frame.columns, strict=True):
+        row[:] = _codes(frame[name])
+    hasher = RecordHasher(len(codes), names)
+    step = max(_BLOCK_CELLS // max(hasher.width, 1), 1)
+    for start in range(0, codes.shape[1], step):
+        hasher.add(codes[:, start : start + step])
+    return hasher.hashes()
+
+
+def hash_arrays(x: np.ndarray, y: np.ndarray) -> RecordHashes:
+    """The hashes of records and their labels: a table whose last column is the label."""
+    hasher = RecordHasher(int(np.prod(x.shape[1:])) + 1, y=y)
     step = max(_BLOCK_CELLS // hasher.width, 1)
     for start in range(0, len(x), step):
         hasher.add_records(x[start : start + step])
-    return hasher.with_labels(y)
+    return hasher.hashes()
 
 
 class RecordHasher:
-    """Hashes of records with `width` columns; records may come block by block."""
+    """Hashes of records with `width` columns, which may have names; they come block by block. `y` are the labels
+    of records that come without them."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, names: Sequence[str] | None = None, y: Any = ()) -> None:
+        import pandas as pd
+
         self.width = width
-        self.kinds = 2 if width <= MAX_UNORDERED_COLUMNS else 1
-        self._factors = _mix(np.arange(1, width + 1, dtype=np.uint64)) | np.uint64(1)
-        self._blocks: list[np.ndarray] = []
-
-    def column(self, number: int, column: pd.Series) -> np.ndarray:
-        """What one column adds to the hashes of all records."""
-        codes = _codes(column)
-        sums = [codes * self._factors[number]]
-        if self.kinds == 2:
-            sums.append(_mix_nonzero(codes))
-        return np.stack(sums)
+        self._kinds = 2 if width <= MAX_UNORDERED_COLUMNS else 1
+        self._factors = mix(np.arange(1, width + 1, dtype=np.uint64)) | np.uint64(1)
+        self._labels = _codes(pd.Series(y))
+        self._blocks, self._records = [np.zeros((self._kinds, 0), np.uint64)], 0
+        both = (None,) if names is None else (None, names)
+        self._parts = [Parts(width, each) for each in both] if width <= MAX_COLUMNS else []
 
     def add_records(self, block: np.ndarray) -> None:
         """Hash the next records, all columns but the label."""
-        codes = _number_codes(block.reshape(len(block), -1))
-        sums = [codes @ self._factors[: codes.shape[1]]]
-        if self.kinds == 2:
-            sums.append(_mix_nonzero(codes).sum(axis=1))
+        codes = np.empty((len(block), self.width), np.uint64)
+        codes[:, :-1] = _number_codes(block.reshape(len(block), -1))
+        codes[:, -1] = self._labels[self._records : self._records + len(block)]
+        self.add(codes.T)
+
+    def add(self, codes: np.ndarray) -> None:
+        """Hash the next records, given as the codes of their cells (uint64 [columns, records])."""
+        self._records += codes.shape[1]
+        sums = [self._factors @ codes]
+        cells = _mix_nonzero(codes) if self._kinds == 2 or self._parts else codes[:0]
+        if self._kinds == 2:
+            sums.append(cells.sum(axis=0))
         self._blocks.append(np.stack(sums))
+        if self._parts:
+            cells[[numbers_rows(column) for column in codes]] = 0
+        for parts in self._parts:
+            parts.add(cells)
 
-    def with_labels(self, y: np.ndarray) -> np.ndarray:
-        """The hashes of all records added so far, with their labels."""
-        import pandas as pd
-
-        hashes: np.ndarray = np.concatenate(self._blocks, axis=1)
-        hashes += self.column(self.width - 1, pd.Series(y))
-        return hashes
+    def hashes(self) -> RecordHashes:
+        """Those of all records that were added."""
+        whole: np.ndarray = np.concatenate(self._blocks, axis=1)
+        zeros = max((parts.zeros for parts in self._parts), default=0)
+        found = [np.zeros(0, np.uint64), *(parts.distinctive() for parts in self._parts)]
+        return RecordHashes(whole, sample(np.concatenate(found), zeros), zeros)
 
 
 def _codes(column: pd.Series) -> np.ndarray:
@@ -132,12 +154,4 @@ def _number_codes(values: np.ndarray) -> np.ndarray:
 
 
 def _mix_nonzero(codes: np.ndarray) -> np.ndarray:
-    return np.where(codes == 0, codes, _mix(codes))
-
-
-def _mix(numbers: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014), after its step."""
-    z = numbers + np.uint64(0x9E3779B97F4A7C15)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        z = (z ^ (z >> np.uint64(shift))) * np.uint64(factor)
-    return z ^ (z >> np.uint64(31))
+    return np.where(codes == 0, codes, mix(codes))

@@ -27,6 +27,7 @@ from dither.experiment.report import (
     run_folder,
 )
 from dither.spec import MODELS, Spec
+from dither.types import epsilon_text
 
 if TYPE_CHECKING:
     from dither.accounting.accountant import Accountant
@@ -65,7 +66,10 @@ class PrivacyReport(Overview):
 
     def overview(self) -> list[tuple[str, str]]:
         """Each proven and attacked ε, the claim, and what else was spent."""
-        parts = [(f"ε of {part.what}", f"{part.epsilon:.4g} at δ = {part.delta:.3g}") for part in self.split]
+        parts = [
+            (f"ε of {part.what}", f"{epsilon_text(part.epsilon, digits=4)} at δ = {part.delta:.3g}")
+            for part in self.split
+        ]
         return self.epsilon.lines(self.epsilon.notable) + parts
 
 

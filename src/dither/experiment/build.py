@@ -574,14 +574,14 @@ def load_data(
     return dataset if d.part == "all" else data.public_part(dataset, d.part, d.public_fraction)
 
 
-def refuse_charged(path: str, rows: np.ndarray | None = None) -> None:
+def refuse_charged(path: str, rows: data.RecordHashes | None = None) -> None:
     """`SpecError` where a file that is declared public holds records that were charged to a ledger of this user,
     whatever it is called and however it is written: those are private. `rows` are their hashes."""
     for known in known_records(data.hash_records(path) if rows is None else rows):
-        if known.share > 0.5:  # of the smaller one: a few rows may be equal by chance
+        if known.shared.share > 0.5 or known.shared.parts:  # a few whole rows may be equal by chance
             raise SpecError(
-                f"{path!r} is declared public, but {known.share:.0%} of it or of {known.file} was charged to "
-                f"{known.path!r} as private; leave it out"
+                f"{path!r} is declared public, but it and {known.file}, which was charged to {known.path!r} as "
+                f"private, share {known.shared}; leave it out"
             )
 
 

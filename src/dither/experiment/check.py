@@ -20,8 +20,8 @@ from typing import Any
 
 from dither.accounting import ADJACENCIES, FLOAT_NOISE, REPLACE_ONE, ZERO_OUT, ProvenRow, account, shuffled_uses
 from dither.errors import NoProof, SpecError, did_you_mean
-from dither.experiment.report import Overview, bound_text, epsilon_text
-from dither.types import Release, Sampling
+from dither.experiment.report import Overview
+from dither.types import Release, Sampling, epsilon_text
 
 _CHOICES = {
     "sampling": ("poisson", "fixed", "shuffled", "full"),
@@ -104,12 +104,12 @@ class Check(Overview):
 
     def overview(self) -> list[tuple[str, str]]:
         training = self.training
-        claimed = "none" if training.claimed_epsilon is None else epsilon_text(training.claimed_epsilon)
+        claimed = "none" if training.claimed_epsilon is None else epsilon_text(training.claimed_epsilon, "nearest")
         relation = training.claimed_adjacency or "neighbours not stated"
         lines = [("claimed ε", f"{claimed}, δ = {training.delta:g} ({relation})")]
         for row in self.table:
             why = row.detail if math.isinf(row.value) else row.recipe
-            lines.append(("proven ε", f"{bound_text(row.value)}, δ = {row.delta:g}, {row.adjacency} ({why})"))
+            lines.append(("proven ε", f"{epsilon_text(row.value)}, δ = {row.delta:g}, {row.adjacency} ({why})"))
         if training.claimed_epsilon is not None:
             verdict = "a proof supports the claim" if self.supported else "no proof here supports the claim"
             lines.append(("verdict", verdict))

@@ -447,8 +447,7 @@ def charge(
             raise DataError(f"{file.name!r} is given twice: its records would count, and be charged, twice")
     for (file, dataset), content in zip(files, contents, strict=True):
         book.identify(dataset, partial(hash_records, file), file=file.name, new_ledger=new_ledger)
-        if content:
-            check_unchanged(file, content)
+        check_unchanged(file, content)
     # Those that cannot pay come first: they raise before any other is charged.
     for _, dataset in sorted(files, key=lambda pair: book.affordable(run, pair[1], lambda _: asked, 1)):
         book.charge(run, dataset, asked, rounds=(0, 1), plan=lambda: asked)
@@ -459,11 +458,10 @@ def charge(
 
 
 def digests(given: Sequence[Any]) -> list[str]:
-    """SHA-256 of each file before it is read; "" for a data frame or a folder."""
-    from dither.data import file_digest
+    """The digest of each file or folder of arrays before it is read; "" for a data frame."""
+    from dither.data import content_digest
 
-    is_file = [isinstance(each, str | Path) and not Path(each).expanduser().is_dir() for each in given]
-    return [file_digest(each) if known else "" for each, known in zip(given, is_file, strict=True)]
+    return [content_digest(each) if isinstance(each, str | Path) else "" for each in given]
 
 
 def read(each: Any) -> pd.DataFrame:

@@ -99,7 +99,7 @@ class _PrivateFederated(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             refuse_charged("X", rows)
             return asked.id
         book = Ledger(self.ledger or Ledger.default_path())
-        dataset = book.fingerprint(np.sort(rows[0]))
+        dataset = book.fingerprint(np.sort(rows.whole[0]))
         book.identify(dataset, lambda: rows, file="records", name=asked.id, new_ledger=self.new_ledger)
         return dataset
 

@@ -15,7 +15,6 @@ import types
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
-from decimal import ROUND_CEILING, Context
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -28,7 +27,7 @@ from dither.experiment.folder import RunFolder, to_json
 from dither.experiment.metrics import Advice, Labelled, TestScores, evaluate
 from dither.spec import Spec, model_file
 from dither.spec.code import register_model
-from dither.types import Claim
+from dither.types import Claim, epsilon_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -174,11 +173,11 @@ class Epsilon:
         """Some proven rows, then the claimed and the attacked ε, as pairs of (what, value)."""
         lines = [(label(row), proven_text(row)) for row in proven]
         for who, client in self.by_target():
-            both = f"proven {epsilon_text(client.proven)}, claimed {epsilon_text(client.claimed)}"
+            both = f"proven {epsilon_text(client.proven)}, claimed {epsilon_text(client.claimed, 'nearest')}"
             lines.append((f"target ε {client.target:g}", f"{who}: {both}, weight {client.weight:.3g} (mean 1)"))
         for row in self.attacked:
             attack = f"{row.adjacency}, against {ADVERSARIES[row.view]} ({row.confidence:.3g} confidence)"
-            lines.append(("attacked ε", f"at least {epsilon_text(row.value)} per {row.unit}, {attack}"))
+            lines.append(("attacked ε", f"at least {epsilon_text(row.value, 'down')} per {row.unit}, {attack}"))
         return [*lines, ("claimed ε", claim_text(self.claimed))]
 
     def by_target(self) -> list[tuple[str, ClientEpsilon]]:
@@ -532,7 +531,7 @@ class Report(Overview):
 
     def privacy_line(self) -> str:
         """The proven ε first, then what the paper's formula claims: for pictures."""
-        claimed = f"the paper's formula claims {epsilon_text(self.epsilon.claimed.value)}"
+        claimed = f"the paper's formula claims {epsilon_text(self.epsilon.claimed.value, 'nearest')}"
         if not self.epsilon.main:
             return f"no proven ε; {claimed}"
         row = self.epsilon.main[0]
@@ -563,7 +562,7 @@ class Report(Overview):
             "Method": self.method,
             "Data": Path(self.data).name,
             "Accuracy" if self.classes else "R²": "--" if score is None else f"{score:.4f}",
-            "Claimed ε": f"{epsilon_text(claim.value)} per {claim.unit}",
+            "Claimed ε": f"{epsilon_text(claim.value, 'nearest')} per {claim.unit}",
         }
         rows = [
             {
@@ -744,22 +743,6 @@ def view_key(view: str) -> str:
     return key
 
 
-def epsilon_text(value: float | str) -> str:
-    """Three digits, or ∞."""
-    return "∞" if math.isinf(float(value)) else f"{float(value):.3g}"
-
-
-def bound_text(value: float) -> str:
-    """An upper bound in three digits: rounded up, so that it stays one; or ∞."""
-    rounded = float(Context(prec=3, rounding=ROUND_CEILING).create_decimal(repr(float(value))))
-    return "∞" if math.isinf(rounded) else f"{rounded:g}"
-
-
-def at_most(value: float) -> str:
-    """An upper bound in words."""
-    return f"at most {bound_text(value)}"
-
-
 def bytes_text(count: float) -> str:
     """1234 -> 1.23 kB."""
     power = next((power for power in (0, 1, 2) if count < 1000 ** (power + 1)), 3)
@@ -772,7 +755,7 @@ def label(row: ProvenRow) -> str:
 
 def claim_text(claim: Claim) -> str:
     """The paper's ε in one line."""
-    return f"{epsilon_text(claim.value)} per {claim.unit}, δ = {claim.delta:g} ({claim.source})"
+    return f"{epsilon_text(claim.value, 'nearest')} per {claim.unit}, δ = {claim.delta:g} ({claim.source})"
 
 
 def proven_text(row: ProvenRow) -> str:

@@ -40,6 +40,7 @@ from dither.experiment.train import run
 from dither.privacy.discrete import Words
 from dither.simulation.engine import chunks
 from dither.spec import Spec
+from dither.types import epsilon_text
 
 SHARES = (0.05, 0.85, 0.10)  # of μ²: schema, training, evaluation
 _FILTER = 0.75  # of δ that is left where a sampled run comes among others (`ledger.filter`)
@@ -101,9 +102,9 @@ class ProjectPlan:
                 f"{self.budgets.epsilon:g} at δ = {self.budgets.delta:g}, for each file, set as its budget in "
                 f"the ledger",
             ),
-            ("schema", f"ε = {self.budgets.schema:.3g}: kinds, bounds, categories"),
-            ("training", f"ε = {self.budgets.training:.3g}, about: on 4 of 5 records"),
-            ("evaluation", f"ε = {self.budgets.evaluation:.3g}: on the others"),
+            ("schema", f"ε = {epsilon_text(self.budgets.schema)}: kinds, bounds, categories"),
+            ("training", f"ε = {epsilon_text(self.budgets.training)}, about: on 4 of 5 records"),
+            ("evaluation", f"ε = {epsilon_text(self.budgets.evaluation)}: on the others"),
         ]
 
 
@@ -321,7 +322,8 @@ def calibrated(spec: Spec, build: Callable[[Spec], Experiment], budgets: Budgets
         target *= (0.5 * (most + least) / total) ** (1 / SHARES[1])
     if total > most:
         raise SpecError(
-            f"schema, training and evaluation come to ε = {total:.4g}, not {budgets.epsilon:g}; give other shares"
+            f"schema, training and evaluation come to ε = {epsilon_text(total, digits=4)}, not "
+            f"{budgets.epsilon:g}; give other shares"
         )
     return spec
 

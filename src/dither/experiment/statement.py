@@ -20,13 +20,11 @@ from dither.experiment.report import (
     ADVERSARIES,
     SHORT_VIEWS,
     Report,
-    bound_text,
-    epsilon_text,
     html_table,
     load,
     uncovered,
 )
-from dither.types import __version__
+from dither.types import __version__, epsilon_text
 
 _FALSE_ALARMS = (0.001, 0.01, 0.1)
 _NEIGHBOURS = {
@@ -217,14 +215,14 @@ def _in_short(report: Report, row: ProvenRow, total: float) -> Section:
         odds = 100 * guesses_right(row.value, row.delta)
         answer = [
             f"Suppose {ADVERSARIES[row.view]} guesses about one {unit}: {_GUESSES[row.adjacency]} If both answers "
-            f"are equally likely beforehand, the guess is right in at most {bound_text(odds)}% of cases (50% is "
-            f"chance). This is differential privacy with ε = {bound_text(row.value)} and δ = {row.delta:g} "
+            f"are equally likely beforehand, the guess is right in at most {epsilon_text(odds)}% of cases (50% is "
+            f"chance). This is differential privacy with ε = {epsilon_text(row.value)} and δ = {row.delta:g} "
             f"({'assumed, not proven' if row.assumed else 'proven'})."
         ]
         if total > row.value:
             answer.append(
                 f"Everything that {'the ledger' if report.ledger else 'the server'} knows about these records "
-                f"comes to ε = {bound_text(total)} for the same guess, adversary and δ."
+                f"comes to ε = {epsilon_text(total)} for the same guess, adversary and δ."
             )
     if report.randomness == "seeded":
         answer.append(
@@ -264,7 +262,7 @@ def _adversaries(report: Report) -> Section:
         (
             ADVERSARIES[row.view],
             "one message" if row.unit.startswith("message") else "the whole run",
-            bound_text(row.value) + (" (assumed)" if row.assumed else ""),
+            epsilon_text(row.value) + (" (assumed)" if row.assumed else ""),
             row.against or "nobody else",
         )
         for row in rows
@@ -289,7 +287,13 @@ def _targets(report: Report, party: str) -> list[Section]:
         return []
     head = ("institution", "its target ε", "proven ε", "claimed ε", "weight in the model")
     table = [
-        (row.client, f"{row.target:g}", bound_text(row.proven), epsilon_text(row.claimed), f"{row.weight:.3g}")
+        (
+            row.client,
+            f"{row.target:g}",
+            epsilon_text(row.proven),
+            epsilon_text(row.claimed, "nearest"),
+            f"{row.weight:.3g}",
+        )
         for row in rows
     ]
     answer = (
@@ -305,13 +309,13 @@ def _strength(row: ProvenRow) -> Section:
     chance = f"1 in {1 / row.delta:,.0f}" if row.delta else "0"
     head = ("false-positive rate of an attack", "its true-positive rate is at most")
     table = [
-        (f"{100 * rate:g}%", f"{bound_text(100 * true_positives(row.value, row.delta, rate))}%")
+        (f"{100 * rate:g}%", f"{epsilon_text(100 * true_positives(row.value, row.delta, rate))}%")
         for rate in _FALSE_ALARMS
     ]
     return Section(
         "How strong is it?",
         (
-            f"Any output is at most exp(ε) = {bound_text(math.exp(min(row.value, 700)))} times as likely in one "
+            f"Any output is at most exp(ε) = {epsilon_text(math.exp(min(row.value, 700)))} times as likely in one "
             f"case as in the other, up to a probability of δ ({chance}). This limits every attack:",
         ),
         (head, *table),
@@ -325,7 +329,7 @@ def _composition(report: Report, row: ProvenRow, ledger: str | Path | None) -> t
     if report.federation is not None and report.federation.split:
         parts = report.federation.split
         rest = "The server also had these records counted. An institution's own ledger may know of more."
-        listed = [(part.what, bound_text(part.epsilon), f"{part.delta:.4g}") for part in parts]
+        listed = [(part.what, epsilon_text(part.epsilon), f"{part.delta:.4g}") for part in parts]
         return Section(question, (rest,), (("what", "ε", "δ"), *listed)), parts[-1].epsilon
     if report.ledger is None:
         alone = (
@@ -346,9 +350,9 @@ def _composition(report: Report, row: ProvenRow, ledger: str | Path | None) -> t
         (
             book.called(dataset),
             str(len(spent.runs)),
-            bound_text(spent.epsilon),
+            epsilon_text(spent.epsilon),
             epsilon_text(spent.budget.epsilon) if spent.budget else "none set",
-            epsilon_text(max(spent.budget.epsilon - spent.epsilon, 0.0)) if spent.budget else "–",
+            epsilon_text(max(spent.budget.epsilon - spent.epsilon, 0.0), "down") if spent.budget else "–",
             f"{spent.delta:.4g}",
             SHORT_VIEWS[spent.view],
             spent.adjacency,
@@ -412,12 +416,16 @@ def _evidence(report: Report, row: ProvenRow) -> Section:
     claim = report.epsilon.claimed
     head = ("kind", "ε", "how it was obtained")
     table = [
-        ("claimed", epsilon_text(claim.value), f"the paper's formula, {claim.source}, per {claim.unit}"),
-        ("proven", bound_text(row.value), f"this software's accountant: {row.recipe}"),
+        (
+            "claimed",
+            epsilon_text(claim.value, "nearest"),
+            f"the paper's formula, {claim.source}, per {claim.unit}",
+        ),
+        ("proven", epsilon_text(row.value), f"this software's accountant: {row.recipe}"),
     ]
     for attack in report.epsilon.attacked:
         how = f"measured, {100 * attack.confidence:.3g}% confidence"
-        table.append(("attacked", f"at least {epsilon_text(attack.value)}", how))
+        table.append(("attacked", f"at least {epsilon_text(attack.value, 'down')}", how))
     name = Path(report.folder).name
     commands = f"`dither account {name}` recomputes the proven value, and `dither audit {name}` attacks the run."
     failing = (f"The claim's condition fails: {text}." for text in report.epsilon.failing_conditions)

@@ -12,6 +12,7 @@ from contextlib import closing, nullcontext
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -19,8 +20,8 @@ import jax
 import numpy as np
 
 from dither.accounting import ClientRange, ProvenRow
-from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, data_id, rounds_in
-from dither.data import check_unchanged, hash_records
+from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, client_name, data_id, rounds_in
+from dither.data import RecordHashes, check_unchanged, hash_records
 from dither.errors import BudgetExhausted, ClientRefused, DitherError, RunExists, SpecError
 from dither.experiment import build, plots
 from dither.experiment.build import Compiled, Experiment, build_experiment, choose
@@ -196,22 +197,18 @@ def spending(
     # The run folder keeps an anchor: a ledger that is rolled back later no longer agrees with it.
     anchor = folder.path / "local" / "ledger-anchor.json"
     book = Ledger(ledger or Ledger.default_path(), anchor=anchor)
-    own_rows = spec.data.partition == "column"
     datasets = _identified(experiment, book, new_ledger=new_ledger)
     held_out = _held_out(experiment, book)
     for dataset, rows in zip(datasets, held_out, strict=True):
-        if spec.scored and rows and book.held_out(dataset) - {rows}:
-            raise SpecError(
-                f"data.test_public declares records of {book.called(dataset)} public that were charged as private "
-                "(other runs held out other records, or none): give the public ones in a file of their own "
-                "(data.test_path), or keep data.test_fraction, data.split and seed as they were"
-            )
+        if spec.scored and rows:
+            book.check_public(dataset, rows)
     # The run's name in the ledger holds all that determines what it releases: a folder whose spec, seed, records
     # or surroundings were changed is another run, which pays for itself.
     made_of = np.frombuffer(build.origin(experiment, folder.provenance()).encode(), np.uint8)
     # If a run may continue without some clients, no client's noise is relied on in a sum.
     missing = experiment.plan.cohort_size - 1 if spec.federation.refused == "continue" else None
     accountant = experiment.accountant(missing)
+    names = [client_name(spec.data.column or "groups", name) for name in experiment.partition.names or ()]
     one_client_each = build.by_file(spec, experiment.dataset)
     accounts = [
         Spending(
@@ -219,10 +216,11 @@ def spending(
             accountant,
             run=f"{folder.run_id()}-{book.fingerprint(made_of)}",
             dataset=dataset,
-            clients=experiment.partition.names if own_rows else None,
+            clients=names if spec.data.partition == "column" else None,
             client=number if one_client_each else None,
             replay=spec.source_of_randomness == "seeded",
             held_out=held_out[number],
+            public=spec.scored and bool(held_out[number]),
         )
         for number, dataset in enumerate(datasets)
     ]
@@ -234,7 +232,7 @@ def check_public(experiment: Experiment) -> None:
     spec, dataset = experiment.spec.data, experiment.dataset
     if experiment.spec.scored and (spec.test_path or dataset.test_hashes is not None):
         build.refuse_charged(spec.test_path or spec.path, dataset.test_hashes)
-    files: list[tuple[str, np.ndarray | None]] = [(spec.path, dataset.record_hashes)]
+    files: list[tuple[str, RecordHashes | None]] = [(spec.path, dataset.record_hashes)]
     if dataset.sources:
         files = [(str(source.path), source.record_hashes) for source in dataset.sources]
     for path, rows in files if spec.public else ():
@@ -250,7 +248,7 @@ def _identified(experiment: Experiment, book: Ledger, *, new_ledger: bool) -> li
             if source.content:
                 check_unchanged(source.path, source.content)
         for each, source in zip(ids, dataset.sources, strict=True):
-            rows = partial(np.asarray, source.record_hashes)
+            rows = partial(attrgetter("record_hashes"), source)
             name = f"{spec.data.id}/{source.name}" if spec.data.id else ""
             book.identify(each, rows, file=source.path.name, name=name, new_ledger=new_ledger)
         return ids
@@ -277,10 +275,10 @@ def _held_out(experiment: Experiment, book: Ledger) -> list[str]:
         pooled = book.fingerprint(np.sort(scored)) if len(scored) else ""
         return [pooled] * max(len(dataset.sources), 1)
 
-    def name(hashes: np.ndarray | None, rows: np.ndarray | None) -> str:
+    def name(hashes: RecordHashes | None, rows: np.ndarray | None) -> str:
         if hashes is None or rows is None or not len(rows):
             return ""
-        return book.fingerprint(np.sort(hashes[0, rows]))
+        return book.fingerprint(np.sort(hashes.whole[0, rows]))
 
     files = [name(each.record_hashes, each.test_rows) for each in dataset.sources]
     return files or [name(dataset.record_hashes, dataset.test_rows)]

@@ -29,14 +29,14 @@ from dither.errors import DamagedFile, DataError, FederationError, SpecError
 from dither.experiment import build, counting
 from dither.experiment.counting import PURPOSES
 from dither.experiment.folder import read_checked, write_checked
-from dither.experiment.report import ADVERSARIES, at_most
+from dither.experiment.report import ADVERSARIES
 from dither.federation.keys import canonical
 from dither.privacy import clipping
 from dither.privacy.discrete import Words
 from dither.secagg.graph import Rules
 from dither.simulation.arrays import Problem
 from dither.spec import MODELS, Spec, code, method_available, model_file
-from dither.types import PrivacyPlan, Release, RoundInfo
+from dither.types import PrivacyPlan, Release, RoundInfo, epsilon_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -309,7 +309,7 @@ class Agreement(Terms):
             cost.append(("your target", target))
         shown = set()
         for row in accountant.table():
-            value = at_most(row.value) if np.isfinite(row.value) else "∞ (no proof)"
+            value = f"at most {epsilon_text(row.value)}" if np.isfinite(row.value) else "∞ (no proof)"
             if row.adjacency != spec.adjacency or row.unit.startswith("message") or (value, row.view) in shown:
                 continue
             shown.add((value, row.view))
@@ -399,7 +399,7 @@ class StatisticsTerms(Terms):
             leaves.append(
                 ("also", "the names of your columns, and of categories that enough of your records have")
             )
-        proven = f"{at_most(self.epsilon)} at δ = {self.delta:g} (zero-out) against anybody"
+        proven = f"at most {epsilon_text(self.epsilon)} at δ = {self.delta:g} (zero-out) against anybody"
         asked = self.spec.with_values({"privacy.delta": self.delta})
         warnings = [("WARNING", text) for text in build.large_delta(asked, self.sizes[number], federated=True)]
         return [("counted", what[self.purpose])], leaves, [("proven ε", proven), *warnings]
@@ -508,8 +508,8 @@ class PartyData:
         """`DataError` if the file is not the one that was read."""
         data.check_unchanged(self.path, self._content)
 
-    def rows(self) -> np.ndarray:
-        """Each record as a number, for the ledger (`data.hashing`)."""
+    def rows(self) -> data.RecordHashes:
+        """The hashes of all records, for the ledger (`data.hashing`)."""
         return data.hash_records(self.path) if self.table is None else data.hash_table(self.table)
 
     def encode(self, agreement: Agreement, *, empty: bool = False) -> tuple[np.ndarray, np.ndarray]:

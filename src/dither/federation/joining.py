@@ -19,14 +19,13 @@ from dither.accounting.ledger import Spent
 from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
 from dither.errors import DataError, DitherError, FederationError
 from dither.experiment.folder import lock
-from dither.experiment.report import bound_text
 from dither.federation import flower, keys, nvflare
 from dither.federation.agreement import Agreement, PartyData, approved_digest, held_out_rows
 from dither.federation.local import IdleTimer, answer_at, clock, host_and_port
 from dither.federation.party import LOCAL, Party
 from dither.federation.state import PartyStore
 from dither.spec import code
-from dither.types import __version__
+from dither.types import __version__, epsilon_text
 
 _LINGER_SECONDS = 2.0  # for the last answer to reach the server
 _ELSEWHERE = "`dither join` without --json says more"
@@ -215,7 +214,7 @@ def approved_agreement(folder: Path) -> Agreement | None:
 def _check_budget(data: Path, ledger: Path | None) -> Iterator[Preflight]:
     own_ledger = Ledger(ledger or Ledger.default_path())
     (spent,) = own_ledger.spent(data_id(own_ledger, path=str(data)), EVERY_RECORD)
-    used = "nothing" if not spent.participations else f"ε = {bound_text(spent.epsilon)} at δ = {spent.delta:g}"
+    used = "nothing" if not spent.participations else f"ε = {epsilon_text(spent.epsilon)} at δ = {spent.delta:g}"
     if spent.budget is None:
         yield Preflight(True, f"spent on this file: {used}; no budget is set (dither budget set)")
     else:

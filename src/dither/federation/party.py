@@ -66,7 +66,7 @@ from dither.secagg.client import ClientSession
 from dither.secagg.graph import Rules
 from dither.simulation import devices
 from dither.spec import PrivacySpec
-from dither.types import Conditions, Release, RoundInfo
+from dither.types import Conditions, Release, RoundInfo, epsilon_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -289,7 +289,9 @@ class Party:
         kind = "assumes" if row.assumed else "proves"
         whom = f"against a server that sees {'sums' if view == 'sum' else 'its uploads'}"
         whom += ", with what was counted here," * bool(before or after)
-        self._within_target(math.inf if row.assumed else value, delta, f"{kind} ε = {value:.4g}", whom)
+        self._within_target(
+            math.inf if row.assumed else value, delta, f"{kind} ε = {epsilon_text(value, digits=4)}", whom
+        )
 
     def _check_counted(self, terms: StatisticsTerms) -> None:
         """The same for what is to be counted: by itself, and with the run whose model it scores."""
@@ -299,7 +301,9 @@ class Party:
             self._check_target(trained, trained.experiment(), terms)
         before, after = self._looks(terms)
         value, _ = composed([*before, *after], self._target._replace(delta=terms.delta))
-        self._within_target(value, terms.delta, f"proves ε = {value:.4g}", "with what was counted here before")
+        self._within_target(
+            value, terms.delta, f"proves ε = {epsilon_text(value, digits=4)}", "with what was counted here before"
+        )
 
     def _looks(self, more: StatisticsTerms | None) -> tuple[list[Look], list[Look]]:
         """What was counted here under terms that the owner approved, and what is asked now: before a run, and of

@@ -22,7 +22,7 @@ from dither import data
 from dither.errors import DataError, DitherError
 from dither.experiment import build
 from dither.experiment.folder import to_json, write_bytes, write_text
-from dither.experiment.report import ADVERSARIES, Overview, epsilon_text
+from dither.experiment.report import ADVERSARIES, Overview
 from dither.experiment.sweep import Outcome, batches
 from dither.reproduction import drawing, report
 from dither.reproduction.cache import Accounts, Cache
@@ -52,6 +52,7 @@ from dither.reproduction.judging import (
 from dither.reproduction.report import FigureResult
 from dither.simulation import devices
 from dither.spec import Spec
+from dither.types import epsilon_text
 
 _DIGITS = 7  # training is in float32
 PICTURES = ("png", "svg", "pdf")  # for a screen, to be edited, to be printed
@@ -548,7 +549,7 @@ def _epsilons(view: View) -> list[dict[str, str]]:
         proven = f"{epsilon_text(view.accounts.proven_epsilon(spec))} per run"
         if spec.privacy.unit == "message":
             proven += f", {epsilon_text(view.accounts.proven_epsilon(spec, 'message'))} per message"
-        claimed = f"{epsilon_text(claim['value'])} per {claim['unit']}"
+        claimed = f"{epsilon_text(claim['value'], 'nearest')} per {claim['unit']}"
         row = {"view": VIEW_TITLES[view.kind], "setting": name, "claimed": claimed, "proven": proven}
         rows.append({**row, "against": ADVERSARIES[spec.privacy.view]})
     return rows

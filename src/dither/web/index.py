@@ -173,7 +173,8 @@ class LedgerReader:
         self._lock = threading.Lock()
 
     def left(self, charge: LedgerCharge | None) -> dict[str, Any] | None:
-        """The budget of the data set that a run was charged to; None if there is no such budget."""
+        """The budget of the data set that a run was charged to, of several the one with the least left; None if
+        there is no such budget."""
         if self.path is None or charge is None or not self.path.is_file():
             return None
         try:
@@ -182,28 +183,32 @@ class LedgerReader:
         except (OSError, ValueError, RuntimeError):
             return None
         files = (self.path, self.path.with_name(self.path.name + "-wal"))
-        dataset = text_of(charge.dataset)
+        datasets = text_of(charge.dataset, 1 << 16).split(", ")
         with self._lock:
             stamp = tuple(path.stat().st_mtime_ns for path in files if path.is_file())
             if stamp != self._stamp:
                 self._stamp, self._budgets = stamp, {}
-            if dataset not in self._budgets:
-                self._budgets[dataset] = _budget(self.path, dataset)
-            return self._budgets[dataset]
+            if charge.dataset not in self._budgets:
+                self._budgets[charge.dataset] = _budget(self.path, datasets)
+            return self._budgets[charge.dataset]
 
 
-def _budget(path: Path, dataset: str) -> dict[str, Any] | None:
+def _budget(path: Path, datasets: list[str]) -> dict[str, Any] | None:
+    """The budget with the least left, and whose it is."""
     from dither.accounting.ledger.runs import EVERY_RECORD, Ledger
 
+    budgets: list[dict[str, Any]] = []
     try:
         ledger = Ledger(path)
-        budget = ledger.budget(dataset)
-        if budget is None:
-            return None
-        spent = next((each.epsilon for each in ledger.spent(dataset) if each.client == EVERY_RECORD), 0.0)
+        for dataset in datasets:
+            if (budget := ledger.budget(dataset)) is not None:
+                (spent,) = ledger.spent(dataset, EVERY_RECORD)
+                left = max(budget.epsilon - spent.epsilon, 0.0)
+                name = ledger.called(dataset) if len(datasets) > 1 else "this data set"
+                budgets.append({"budget": budget.epsilon, "spent": spent.epsilon, "left": left, "data": name})
     except DitherError as error:
         return {"problem": str(error)}
-    return {"budget": budget.epsilon, "spent": spent, "left": max(budget.epsilon - spent, 0.0)}
+    return min(budgets, key=lambda each: each["left"], default=None)
 
 
 # One row

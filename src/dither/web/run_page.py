@@ -17,7 +17,7 @@ from dither.accounting import ProvenRow
 from dither.errors import DitherError
 from dither.experiment.metrics import NAMES, TestScores
 from dither.experiment.report import ADVERSARIES, Epsilon, Report, other_notes
-from dither.types import Claim
+from dither.types import Claim, epsilon_text
 from dither.web.files import (
     SafeFolder,
     entries,
@@ -225,10 +225,10 @@ def odds(epsilon: float | None) -> str:
     if math.isinf(epsilon):
         return "gives no bound: an adversary may be certain"
     if epsilon < 0.5:
-        return f"changes an adversary's odds by at most {100 * math.expm1(epsilon):.2g}%"
+        return f"changes an adversary's odds by at most {epsilon_text(100 * math.expm1(epsilon), digits=2)}%"
     factor = math.exp(min(epsilon, 700.0))
     if factor < 1000:
-        return f"changes an adversary's odds by a factor of at most {factor:.3g}"
+        return f"changes an adversary's odds by a factor of at most {epsilon_text(factor)}"
     power = f"{epsilon / math.log(10):.0f}".translate(_SUPERSCRIPTS)
     return f"changes an adversary's odds by a factor of up to 10{power}: little protection by itself"
 

@@ -13,7 +13,7 @@ from dither.accounting import Conditions, proven
 from dither.accounting.ledger import Budget, Charge, Ledger, book
 from dither.accounting.ledger.entries import decode_charges, encode_charges
 from dither.errors import BudgetExhausted, ConfigError
-from dither.types import Release, Sampling
+from dither.types import Release, Sampling, epsilon_text
 
 from .conftest import all_of, gaussian, poisson, shuffled
 
@@ -102,8 +102,8 @@ def test_all_or_nothing(ledger):
         ledger.charge("run", "data", all_of(["ann", "bob", "cyd"], gaussian(), 2), rounds=(3, 5))
     three, four, five = (epsilon((gaussian(), n)) for n in (3, 4, 5))
     message = str(caught.value)
-    assert f"'cyd' has spent ε={three:.6g} of its budget ε={four:.6g}" in message
-    assert f"rounds 3 to 4 of run 'run' would make it ε={five:.6g}" in message
+    assert f"'cyd' has spent ε={epsilon_text(three, digits=6)} of its budget ε={four:.6g}" in message
+    assert f"rounds 3 to 4 of run 'run' would make it ε={epsilon_text(five, digits=6)}" in message
     assert "\n" not in message
     assert caught.value.exit_code == 3
     assert ledger.head() == before
@@ -120,7 +120,7 @@ def test_no_proof_fails_closed(ledger):
     assert spent(ledger, adjacency="replace-one").epsilon == spent(ledger).epsilon < math.inf
     ledger.set_budget("data", Budget(1e6, DELTA, adjacency="add/remove"))
     for client in ("ann", "bob"):
-        with pytest.raises(BudgetExhausted, match="would make it ε=inf"):
+        with pytest.raises(BudgetExhausted, match="would make it ε=∞"):
             ledger.charge("run", "data", all_of([client], fixed), rounds=(0, 1))
     with pytest.raises(BudgetExhausted):  # what has no proof stays in the account
         ledger.charge("run", "data", all_of(["ann"], gaussian(1e9)), rounds=(0, 1))
@@ -128,7 +128,7 @@ def test_no_proof_fails_closed(ledger):
     ledger.charge("run", "data", all_of(["ann"], fixed), rounds=(0, 1))
     unbounded = (gaussian()[0]._replace(sensitivity=math.inf),)
     for releases in (gaussian(0.0), gaussian(math.nan), unbounded):
-        with pytest.raises(BudgetExhausted, match="ε=inf"):
+        with pytest.raises(BudgetExhausted, match="ε=∞"):
             ledger.charge("run", "data", all_of(["bob"], releases), rounds=(0, 1))
 
 

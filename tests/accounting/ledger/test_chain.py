@@ -15,6 +15,7 @@ import pytest
 from dither.accounting.ledger import Budget, Ledger
 from dither.accounting.ledger.book import Account
 from dither.accounting.ledger.store import state_folder
+from dither.data.hashing import RecordHashes
 from dither.errors import LedgerError
 
 from .conftest import all_of, gaussian
@@ -442,7 +443,8 @@ def test_a_ledger_of_format_1_keeps_its_entries_and_goes_on(tmp_path):
     assert [entry.kind for entry in ledger.history()] == ["budget", "budget", *["charge"] * 3, "budget"]
     ledger.charge("new", dataset, all_of(["ann"], gaussian()), rounds=(0, 1))
     assert sql(path, ("PRAGMA user_version",)) == [[(1,)]], "still for older programs"
-    ledger.identify(dataset, lambda: np.arange(6, dtype=np.uint64).reshape(2, 3), file="a.csv", name="people")
+    numbers = np.arange(6, dtype=np.uint64).reshape(2, 3)
+    ledger.identify(dataset, lambda: RecordHashes(numbers, numbers[0]), file="a.csv", name="people")
     assert sql(path, ("PRAGMA user_version",)) == [[(2,)]]
     again = Ledger(path)
     again.verify()

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from dither.accounting.ledger import sketch
+from dither.data.hashing import RecordHashes
+from dither.data.parts import sample
 
 KEY = bytes(range(16))
 RNG = np.random.default_rng(7)
@@ -14,12 +16,23 @@ RNG = np.random.default_rng(7)
 def rows(start, stop):
     """Distinct records, some of them as numbers."""
     numbers = np.arange(start, stop, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return np.stack([numbers, numbers ^ np.uint64(1)])
+    return of(np.stack([numbers, numbers ^ np.uint64(1)]))
 
 
-def share(new, old, key=KEY):
+def of(whole):
+    return RecordHashes(whole, np.zeros(0, np.uint64))
+
+
+def rows_in_order(start, stop):
+    return of(rows(start, stop).whole[:1])
+
+
+def share(new, old, key=KEY, parts=True):
     known = sketch.scan(old, key).sketch
-    return sketch.scan(new, key, [known]).shared(known)
+    known = known if parts else known._replace(parts=None)
+    shared = sketch.scan(new, key, [known]).shared(known)
+    assert not (shared.parts and shared.share)
+    return shared.share
 
 
 def test_siphash_is_that_of_its_paper():
@@ -68,8 +81,8 @@ def test_a_sketch_says_nothing_without_its_key_and_comes_back_from_text():
     assert not np.isin(one.ordered, other.ordered).any()
     again = sketch.Sketch.decode(one.encode())
     assert all(np.array_equal(a, b) for a, b in zip(one, again, strict=True))
-    shuffled = RNG.permuted(np.concatenate([rows(0, 5000), rows(0, 900)], axis=1), axis=1)
-    assert np.array_equal(sketch.scan(shuffled, KEY).sketch.ordered, one.ordered), "order and repetition"
+    shuffled = RNG.permuted(np.concatenate([rows(0, 5000).whole, rows(0, 900).whole], axis=1), axis=1)
+    assert np.array_equal(sketch.scan(of(shuffled), KEY).sketch.ordered, one.ordered), "order and repetition"
 
 
 @pytest.mark.parametrize(
@@ -97,10 +110,10 @@ def test_the_share_of_the_smaller_set_is_estimated_within_its_error(new, old, tr
 def test_one_percent_is_seen_and_a_tenth_of_it_is_chance():
     """5,000 records each. 1% is overlooked with probability 0.9%, 0.1% taken for more than 1% with 2%."""
     keys = [RNG.bytes(16) for _ in range(50)]
-    old = rows(0, 5000)[:1]
-    assert sum(share(rows(4950, 9950)[:1], old, key) == 0 for key in keys) <= 4
-    assert sum(share(rows(4995, 9995)[:1], old, key) > 0 for key in keys) <= 6
-    assert share(rows(5000, 10_000)[:1], old) == 0
+    old = rows_in_order(0, 5000)
+    assert sum(share(rows_in_order(4950, 9950), old, key) == 0 for key in keys) <= 4
+    assert sum(share(rows_in_order(4995, 9995), old, key) > 0 for key in keys) <= 6
+    assert share(rows_in_order(5000, 10_000), old) == 0
 
 
 def test_small_sets_are_compared_exactly():
@@ -114,10 +127,34 @@ def test_a_part_of_a_hundredth_is_seen():
     assert share(rows(500, 1500), rows(0, 100_000)) == 1.0
 
 
+def test_parts_are_compared_if_records_share_nothing():
+    """By a sketch that was kept as text; a sample of the parts gives the same answer."""
+    parts = RNG.integers(0, 2**63, 40_000).astype(np.uint64)
+    old = sketch.Sketch.decode(sketch.scan(RecordHashes(rows(0, 900).whole, parts[:20_000]), KEY).sketch.encode())
+    for start, truth in ((0, 1.0), (10_000, 0.5), (19_000, 0.05), (19_900, 0.0), (20_000, 0.0)):
+        for zeros in (0, 3):
+            some = sample(parts[start : start + 20_000], zeros)
+            shared = sketch.scan(RecordHashes(rows(900, 1800).whole, some, zeros), KEY, [old]).shared(old)
+            assert shared.parts
+            assert shared.share == pytest.approx(truth, abs=0.25 if zeros else 0.05)
+            assert (shared.share > 0) == (truth > 0) or zeros
+    whole = sketch.scan(RecordHashes(rows(0, 900).whole, parts[:0]), KEY, [old]).shared(old)
+    assert whole == sketch.Overlap(1.0)
+
+
+def test_a_sketch_without_parts_is_read_and_compared():
+    """As ledgers of old have them; the columns may have changed places."""
+    old = sketch.scan(rows(0, 900), KEY).sketch._replace(parts=None)
+    assert sketch.Sketch.decode(old.encode()).parts is None
+    turned = of(rows(0, 900).whole[::-1] ^ np.array([[1], [0]], np.uint64))
+    again = of(np.stack([turned.whole[0], rows(0, 900).whole[1]]))
+    assert sketch.scan(again, KEY, [old]).shared(old) == sketch.Overlap(1.0)
+
+
 def test_rows_that_only_their_order_tells_apart_are_not_compared_without_it():
     """Tables of zeros and ones: any two have the same counts of ones."""
     few = RNG.integers(0, 50, 5000).astype(np.uint64)
-    one, other = (np.stack([rows(a, a + 5000)[0], few]) for a in (0, 9000))
-    assert share(one, other) == 0
-    wide = one[:1]
+    one, other = (of(np.stack([rows(a, a + 5000).whole[0], few])) for a in (0, 9000))
+    assert share(one, other, parts=False) == 0
+    wide = of(one.whole[:1])
     assert share(wide, wide) == 1.0

@@ -41,7 +41,7 @@ What is **not detected** at all:
 
 - someone who holds the key can rewrite the whole chain; only anchors beyond their reach show it;
 - an anchor that is rolled back or deleted together with the ledger, and entries newer than every anchor;
-- records whose values were changed before they are charged, and a client that comes under another name;
+- records whose values were changed in many columns before they are charged;
 - releases that a program makes without charging them.
 """
 

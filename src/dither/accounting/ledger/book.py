@@ -20,10 +20,10 @@ from dither.accounting import (
 )
 from dither.accounting.ledger import entries, filter
 from dither.accounting.ledger.entries import EVERY_RECORD, About, Budget, Charge, Charged, Row
-from dither.accounting.ledger.sketch import Scan, Sketch
+from dither.accounting.ledger.sketch import Overlap, Scan, Sketch
 from dither.accounting.views import NUMBERS, SAMPLER_ERROR, sampler_error
-from dither.errors import BudgetExhausted, ConfigError, LedgerError
-from dither.types import ExactNoise, Release, Sampling
+from dither.errors import BudgetExhausted, ConfigError, LedgerError, SpecError
+from dither.types import ExactNoise, Release, Sampling, epsilon_text
 
 _CACHED = 4096  # values of ε that are remembered
 _FINE = 1e-15  # δ at which Gaussian releases are turned into one Gaussian
@@ -193,14 +193,14 @@ class Book:
         files = [file for each, file in self.files.items() if self.root(each) == dataset]
         return f"{(names or [dataset[:8]])[0]}{f' ({files[0]})' if files else ''}"
 
-    def overlaps(self, dataset: str, scan: Scan) -> list[tuple[float, str]]:
+    def overlaps(self, dataset: str, scan: Scan) -> list[tuple[Overlap, str]]:
         """The data sets that share records with the scanned one, and the share, largest first."""
-        found: dict[str, float] = {}
+        found: dict[str, Overlap] = {}
         for each, sketch in self.sketches:
             root = self.root(each)
             apart = any({self.root(d) for d in pair} == {root, self.root(dataset)} for pair in self._other)
-            if root != self.root(dataset) and not apart and (share := scan.shared(sketch)):
-                found[root] = max(share, found.get(root, 0.0))
+            if root != self.root(dataset) and not apart and (shared := scan.shared(sketch)).share:
+                found[root] = max(shared, found.get(root, shared))
         return sorted(((share, root) for root, share in found.items()), reverse=True)
 
     def check_same(self, one: str, other: str) -> None:
@@ -274,6 +274,15 @@ class Book:
             self._shuffled.append(any(r.sampling.kind.startswith("shuffled") for r in releases))
         return number
 
+    def check_public(self, dataset: str, held_out: str) -> None:
+        """`SpecError` if records that a run holds out, and declares public, were charged as private."""
+        if self.held_out.get(self.root(dataset), set()) - {held_out}:
+            raise SpecError(
+                f"data.test_public declares records of {self.called(dataset)} public that were charged as private "
+                "(other runs held out other records, or none): give the public ones in a file of their own "
+                "(data.test_path), or keep data.test_fraction, data.split and seed as they were"
+            )
+
     # Budgets
 
     def budget(self, dataset: str, client: str | None) -> Budget | None:
@@ -298,15 +307,16 @@ class Book:
             after = before.copy()
             _charge(after, run_key(dataset, run), charged, counts, plan)
             if not self._affords(dataset, client, after, budget):
-                spent, would_be = self.epsilon(before, budget), self.epsilon(after, budget)
+                spent, would_be = (epsilon_text(self.epsilon(each, budget), digits=6) for each in (before, after))
                 raise BudgetExhausted(
-                    f"client {client!r} has spent ε={spent:.6g} of its budget {budget}; "
-                    f"rounds {first} to {stop - 1} of run {run[:16]!r} would make it ε={would_be:.6g}"
+                    f"client {client!r} has spent ε={spent} of its budget {budget}; "
+                    f"rounds {first} to {stop - 1} of run {run[:16]!r} would make it ε={would_be}"
                 )
 
     def account(self, dataset: str, client: str) -> Account:
         """The client's history; an empty one if it has none. Its records are also in runs that do not name it:
-        there they may have revealed as much as any."""
+        there they may have revealed as much as any. (Runs of old named clients by their value alone: which column
+        it was of is unknown, so they name no client of today.)"""
         accounts = self.accounts.get(self.root(dataset), {})
         own, everyone = accounts.get(client) or Account(), accounts.get(EVERY_RECORD)
         unnamed = set() if everyone is None else everyone.order.keys() - own.order.keys()

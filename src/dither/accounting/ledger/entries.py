@@ -91,6 +91,12 @@ class About(NamedTuple):
     besides: tuple[str, ...] = ()
 
 
+def client_name(column: str, value: str) -> str:
+    """The account of the records that have this value in this column. Another column's equal value is another
+    account. (Entries of old have the value alone.)"""
+    return column.replace("\\", "\\\\").replace("=", "\\=") + "=" + value
+
+
 class Entry(NamedTuple):
     """One line of the ledger. A charge has a run, rounds [start, stop) and charges; a budget entry has the
     budget (None: removed), the one it replaces, and the client it is for (None: all of the data set)."""

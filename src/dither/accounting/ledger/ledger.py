@@ -20,6 +20,7 @@ from dither.accounting.ledger import entries, sketch, store
 from dither.accounting.ledger.book import Book, run_name
 from dither.accounting.ledger.entries import About, Budget, Charge, Entry, Row, Spent
 from dither.accounting.ledger.store import Store, read_anchor
+from dither.data.hashing import RecordHashes
 from dither.errors import BudgetExhausted, ConfigError, DataError, LedgerError
 
 _HEX = re.compile("[0-9a-f]{8,}")
@@ -81,7 +82,7 @@ class Ledger:
     def identify(
         self,
         dataset: str,
-        rows: Callable[[], np.ndarray] | None = None,
+        rows: Callable[[], RecordHashes] | None = None,
         *,
         file: str = "",
         name: str = "",
@@ -107,7 +108,7 @@ class Ledger:
                 same=(target,) if target not in (None, self._book.root(dataset)) else (),
             )
             known = list(self._book.sketches)
-            compared = rows is None or dataset in {each for each, _ in known}
+            compared = rows is None or dataset in {each for each, old in known if old.parts is not None}
             if compared and rows is not None and not store.remembers_records(self._store.id, dataset):
                 store.remember_records(rows(), self._store.id, self.path, dataset, file)
             if compared and not about.name and not about.same:
@@ -154,17 +155,31 @@ class Ledger:
             self._committed(row)
             return True
 
-    def _overlap(self, what: str, shared: list[tuple[float, str]]) -> str:
-        share, other = shared[0]
+    def _overlap(self, what: str, shared: list[tuple[sketch.Overlap, str]]) -> str:
+        most, other = shared[0]
         name = self._book.called(other).split(" (")[0]
         more = f" (so do {len(shared) - 1} others)" if len(shared) > 1 else ""
         return (
-            f"{what!r} and data set {self._book.called(other)} of {self.path} share {_percent(share)} of the "
-            f"smaller one's records{more}: set data.id={name!r} (`dither budget same {what} {name}`) to charge "
-            f"them together, or, if they are other people's, say so with `dither budget other {what} {name}`"
+            f"{what!r} and data set {self._book.called(other)} of {self.path} share {most}{more}: set "
+            f"data.id={name!r} (`dither budget same {what} {name}`) to charge them together, or, if they are "
+            f"other people's, say so with `dither budget other {what} {name}`"
         )
 
     # Budgets
+
+    def client(self, dataset: str, name: str) -> str:
+        """The account that a client's name stands for: itself with its column ("site=north"), or the one known
+        account of this value."""
+        with self._reading() as book:
+            root = book.root(dataset)
+            known = {*book.accounts.get(root, {}), *(each or "" for owner, each in book.budgets if owner == root)}
+        named = sorted(each for each in known if each.endswith(f"={name}"))
+        if "=" in name or (name in known and not named):
+            return name
+        if len(named) == 1:
+            return named[0]
+        example = " or ".join(named) or f"site={name}"
+        raise ConfigError(f"client={name!r}: say which column it is a value of, such as {example}")
 
     def set_budget(
         self, dataset: str, budget: Budget | None, client: str | None = None, *, raising: bool = False
@@ -209,6 +224,7 @@ class Ledger:
         plan: Callable[[], Sequence[Charge]] | None = None,
         on_top_of: Sequence[tuple[int, int]] | None = None,
         held_out: str = "",
+        public: bool = False,
     ) -> str:
         """Record what rounds [start, stop) of a run will reveal, all of it or nothing; returns the new head.
 
@@ -230,7 +246,8 @@ class Ledger:
         A charge that was computed from earlier charges of the run is right only `on_top_of` exactly those
         stretches (`charged`). If another process has charged the run since, nothing is charged and "" is returned.
 
-        `held_out` names the records of the data set that the run does not use (`held_out`).
+        `held_out` names the records of the data set that the run does not use. With `public`, the run declares
+        them public: `SpecError` if any charge before this one did not leave them out.
         """
         conditions = _checked(conditions)
         start, stop = rounds
@@ -248,6 +265,8 @@ class Ledger:
                         return ""
                     if replay and self._book.has_charged(dataset, run, content):
                         return self._head()
+                    if public:
+                        self._book.check_public(dataset, held_out)
                     if plan is not None and not self._book.is_registered(dataset, run):
                         planned = plan() if planned is None else planned
                         written = entries.encode_charges(charges, (start, stop), conditions, planned, held_out)
@@ -259,10 +278,10 @@ class Ledger:
                         row = self._store.append(connection, entries.CHARGE, dataset, run, written)
             return self._committed(row)
 
-    def held_out(self, dataset: str) -> set[str]:
-        """The names of what each charge of a data set left out; "" if one may have used all of it."""
+    def check_public(self, dataset: str, held_out: str) -> None:
+        """`SpecError` if a charge of a data set did not leave out these records, which a run declares public."""
         with self._reading() as book:
-            return set(book.held_out.get(book.root(dataset), ()))
+            book.check_public(dataset, held_out)
 
     def is_registered(self, dataset: str, run: str) -> bool:
         """Whether a run has said, with its first charge, what all of it will reveal."""
@@ -439,12 +458,8 @@ def _checked(conditions: Conditions | None) -> Conditions:
 
 
 def _known_elsewhere(what: str, found: list[store.KnownRecords]) -> str:
-    most = max(found, key=lambda each: each.share)
+    most = max(found, key=lambda each: each.shared)
     return (
-        f"{what!r} shares {_percent(most.share)} of its records with {most.file or 'data'} in another ledger, "
-        f"{most.path}: charge that one (--ledger), or begin a second account of them with --new-ledger"
+        f"{what!r} and {most.file or 'data'} in another ledger, {most.path}, share {most.shared}: "
+        f"charge that one (--ledger), or begin a second account of them with --new-ledger"
     )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g}%"

@@ -3,9 +3,10 @@
 Whose account? A record may belong to client 3 today and to client 5 tomorrow, or be partitioned by another
 column. So every run is charged to the account "every record" with what its most exposed client reveals, and the
 budget of a data set holds for that account. With `data.partition = "column"`, each institution also has its own
-account, which its own budget may limit further; a run that does not name an institution is charged to it as to
-"every record" (`book`). If each institution has its own file, each file is its own data
-set, charged with what its client reveals. In a federation, the institution's own ledger has the same entries.
+account, named by column and value ("site=north"), which its own budget may limit further; a run that does not name
+an institution is charged to it as to "every record" (`book`). If each institution has its own file, each file is
+its own data set, charged with what its client reveals. In a federation, the institution's own ledger has the same
+entries.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 from dither.accounting import compress
 from dither.accounting.accountant import Accountant, alike, classes
 from dither.accounting.ledger import Budget, Charge, Ledger
-from dither.accounting.ledger.entries import EVERY_RECORD
+from dither.accounting.ledger.entries import EVERY_RECORD, client_name
 from dither.data import folder_digest
 from dither.errors import BudgetExhausted
 from dither.types import Release, RoundInfo
@@ -41,7 +42,8 @@ def data_id(ledger: Ledger, *, path: str = "", name: str = "", digest: str = "")
 class Spending:
     """The account of one run in a ledger. `clients` are their names if each has its own account. If the data set
     is the file of one `client`, only what that client reveals is charged. With `replay`, repeated rounds release
-    the same bits (seeded noise). `held_out` names the records of the data set that are not trained on."""
+    the same bits (seeded noise). `held_out` names the records of the data set that are not trained on; with
+    `public`, scores on them are released."""
 
     def __init__(
         self,
@@ -54,12 +56,13 @@ class Spending:
         replay: bool,
         client: int | None = None,
         held_out: str = "",
+        public: bool = False,
     ) -> None:
         self.ledger, self.run, self.dataset = ledger, run, dataset
         self._plan, self._conditions = accountant.plan, accountant.conditions
         self._releases = accountant.ledger_releases
         self._clients, self._client, self._replay = clients, client, replay
-        self._held_out = held_out
+        self._held_out, self._public = held_out, public
         self._everyone = all(len(cohort) == self._plan.num_clients for cohort in self._plan.cohorts)
         self._alike: list[np.ndarray] | None = None  # asked once
         self._charged: list[tuple[int, int]] = []  # stretches of rounds that this run has been charged for
@@ -139,6 +142,7 @@ class Spending:
             plan=None if self._charged else lambda: self._charges([], start, end),
             on_top_of=None if self._replay else self._charged,
             held_out=self._held_out,
+            public=self._public,
         ):
             self._charged = self._before(start)  # another process continues this run too
 
@@ -237,6 +241,7 @@ __all__ = [
     "Ledger",
     "Spending",
     "charged_in_all",
+    "client_name",
     "data_id",
     "rounds_in",
 ]

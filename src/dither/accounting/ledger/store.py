@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-import numpy as np
 import platformdirs
 
 from dither.accounting.ledger.entries import DATA, FORMAT, GENESIS, Row, canonical, row_hash
-from dither.accounting.ledger.sketch import Sketch, scan
+from dither.accounting.ledger.sketch import Overlap, Sketch, scan
+from dither.data.hashing import RecordHashes
 from dither.errors import LedgerError
 
 BUSY_SECONDS = 60.0
@@ -413,12 +413,12 @@ def _now() -> str:
 
 
 class KnownRecords(NamedTuple):
-    """Records that a ledger knows: which, where it lies, the file they came from, and how much is shared."""
+    """Records that a ledger knows: which, where it lies, the file they came from, and what is shared."""
 
     ledger: str
     path: str
     file: str
-    share: float
+    shared: Overlap
 
 
 def state_folder(part: str = "") -> Path:
@@ -436,20 +436,21 @@ def state_folder(part: str = "") -> Path:
     return place
 
 
-def known_records(rows: np.ndarray) -> list[KnownRecords]:
+def known_records(rows: RecordHashes) -> list[KnownRecords]:
     """Which ledgers know these records, as far as this user has charged any."""
     found = [_read_known(path) for path in sorted(state_folder("data").glob("*.json"))]
     scanned = scan(rows, _sketch_key(), [sketch for _, sketch in found])
-    shares = [(about, scanned.shared(sketch)) for about, sketch in found]
-    return [about._replace(share=share) for about, share in shares if share]
+    compared = [about._replace(shared=scanned.shared(sketch)) for about, sketch in found]
+    return [about for about in compared if about.shared.share]
 
 
 def remembers_records(ledger: str, dataset: str) -> bool:
-    """Whether the data set of a ledger is known here."""
-    return (state_folder("data") / f"{ledger}-{dataset}.json").exists()
+    """Whether the data set of a ledger is known here, by its parts too."""
+    path = state_folder("data") / f"{ledger}-{dataset}.json"
+    return path.exists() and _read_known(path)[1].parts is not None
 
 
-def remember_records(rows: np.ndarray, ledger: str, path: Path, dataset: str, file: str) -> None:
+def remember_records(rows: RecordHashes, ledger: str, path: Path, dataset: str, file: str) -> None:
     """Records that a ledger is about to be charged for."""
     about = {"ledger": ledger, "path": str(path.resolve()), "file": file}
     text = json.dumps({**about, **scan(rows, _sketch_key()).sketch.encode()}) + "\n"
@@ -459,7 +460,7 @@ def remember_records(rows: np.ndarray, ledger: str, path: Path, dataset: str, fi
 def _read_known(path: Path) -> tuple[KnownRecords, Sketch]:
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-        return KnownRecords(fields["ledger"], fields["path"], fields["file"], 0.0), Sketch.decode(fields)
+        return KnownRecords(fields["ledger"], fields["path"], fields["file"], Overlap(0.0)), Sketch.decode(fields)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LedgerError(
             f"{path}: not readable ({type(error).__name__}); restore it, or delete it if nothing was ever spent "

@@ -26,10 +26,11 @@ from dither.experiment.plan.records import (
     planning_data,
     smallest_client,
 )
-from dither.experiment.report import ADVERSARIES, Overview, bytes_text, claim_text, epsilon_text
+from dither.experiment.report import ADVERSARIES, Overview, bytes_text, claim_text
 from dither.experiment.sweep.batches import train_specs
 from dither.methods import Condition
 from dither.spec import Spec
+from dither.types import epsilon_text
 
 MODES = ("auto", "theory", "empirical")
 OTHER_BUDGETS = (0.25, 0.5, 2.0, 4.0)  # of the ε-accuracy frontier, in multiples of the asked ε
@@ -87,7 +88,10 @@ class Plan(Overview):
         lines += [
             ("noise std", noise),
             ("claimed ε", claim_text(claim)),
-            ("proven ε", f"{self.proven_epsilon:.4g} per run, δ = {privacy.delta:g}, {relation}"),
+            (
+                "proven ε",
+                f"{epsilon_text(self.proven_epsilon, digits=4)} per run, δ = {privacy.delta:g}, {relation}",
+            ),
             *(("not covered", text) for text in planned_gaps(self.spec)),
             ("uploads", f"{chosen.uploads:.4g} per client, {traffic}"),
         ]
@@ -106,7 +110,7 @@ class Plan(Overview):
 
         def line(candidate: Candidate, **score: str) -> dict[str, str]:
             noise = f"{candidate.noise_std:.4g}"
-            claimed = epsilon_text(candidate.claimed.value)
+            claimed = epsilon_text(candidate.claimed.value, "nearest")
             return {**candidate.labelled(), "claimed ε": claimed, "noise std": noise, **score}
 
         if self.mode == "empirical" and self.search is not None:

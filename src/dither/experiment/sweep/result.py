@@ -24,9 +24,10 @@ import numpy as np
 from dither.errors import RunExists
 from dither.experiment import plots
 from dither.experiment.folder import read_checked, to_json, write_bytes, write_checked, write_text
-from dither.experiment.report import ADVERSARIES, Overview, decode, epsilon_text
+from dither.experiment.report import ADVERSARIES, Overview, decode
 from dither.experiment.sweep.batches import Outcome
 from dither.spec import Spec
+from dither.types import epsilon_text
 
 _SCORES = {"test_accuracy": "test accuracy", "test_r2": "test R²"}  # the score of a task, and how it is written
 _FINAL = ("auc", "average_precision", "f1", "log_loss", "brier", "rmse", "mae")  # of the final model
@@ -76,7 +77,7 @@ class Sweep(Overview, Sequence[Outcome]):
             setting = ", ".join(f"{key}={row[key]}" for key in self.keys if key in row)
             error = "" if row[f"{self.score}_error"] is None else f" ± {row[f'{self.score}_error']:.4f}"
             proven = f", proven ε {epsilon_text(row['proven_epsilon'])}" if "proven_epsilon" in row else ""
-            claimed = f"claimed ε {epsilon_text(row['claimed_epsilon'])} per {row['claimed_unit']}"
+            claimed = f"claimed ε {epsilon_text(row['claimed_epsilon'], 'nearest')} per {row['claimed_unit']}"
             lines.append((setting or "all runs", f"{name} {row[self.score]:.4f}{error}, {claimed}{proven}"))
         return lines
 

@@ -27,6 +27,7 @@ from dither.simulation import devices, distributed
 from dither.simulation.devices import Clock
 from dither.spec import Spec, parse_setting
 from dither.spec.code import register_model
+from dither.types import epsilon_text
 
 _RANGE = re.compile(r"(-?\d+):(-?\d+)(?::(-?\d+))?")
 
@@ -395,7 +396,7 @@ def _spent_note(specs: Sequence[Spec], folder: SweepFolder, ledger: str | Path |
     everything = parts[-1]
     return [
         f"the {len(specs)} runs are about the same records: all that was charged for these comes to ε = "
-        f"{everything.epsilon:.4g} at δ = {everything.delta:.4g} ({everything.terms})"
+        f"{epsilon_text(everything.epsilon, digits=4)} at δ = {everything.delta:.4g} ({everything.terms})"
     ]
 
 

@@ -40,12 +40,19 @@ export function number(value) {
   return typeof value === "number" ? value : null;
 }
 
-export function epsilon(value) {
-  const x = number(value);
+// A proven ε is rounded up, since it is an upper bound; one that was attacked, or is left of a budget, down (-1); one
+// that is claimed to the nearest (0).
+export function epsilon(value, rounded = 1) {
+  let x = number(value);
   if (x === null) return "–";
   if (!Number.isFinite(x)) return "∞";
+  if (x > 0 && rounded) {
+    const three = Number(x.toPrecision(3));
+    const step = 10 ** (Math.floor(Math.log10(x)) - 2);
+    x = (three - x) * rounded < 0 ? Number((three + rounded * step).toPrecision(3)) : three;
+  }
   if (x !== 0 && (x >= 1e5 || x < 1e-3)) return scientific(x);
-  return x >= 1000 ? Math.round(x).toLocaleString("en") : String(Number(x.toPrecision(3)));
+  return x >= 1000 ? Number(x.toPrecision(3)).toLocaleString("en") : String(Number(x.toPrecision(3)));
 }
 
 export function scientific(x) {

@@ -28,9 +28,9 @@ function overview(run) {
       tile(`Test ${row.score}`, row.accuracy === null ? "–" : row.accuracy.toFixed(4), `loss ${short(row.loss, 4)}`),
       tile("Rounds", row.num_rounds ? `${row.round} / ${row.num_rounds}` : String(row.round), row.seconds === null ? "" : `${short(row.seconds)} s`),
       tile("Proven ε", main ? epsilon(main.value) : "–", main ? `${main.assumed ? "assumed; " : ""}per ${main.unit}, ${main.adjacency}` : "known when the run ends", "proven"),
-      tile("Claimed ε", run.claimed ? epsilon(run.claimed.value) : "–", run.claimed ? `per ${run.claimed.unit}, by the paper` : "known when the run ends", "claimed"),
-      tile("Attacked ε", attack ? `≥ ${epsilon(attack.value)}` : "–", attack ? attack.verdict : "not attacked yet: dither audit", "attacked"),
-      row.budget && !row.budget.problem ? tile("Budget left", epsilon(row.budget.left), `of ${epsilon(row.budget.budget)} for this data set`) : null),
+      tile("Claimed ε", run.claimed ? epsilon(run.claimed.value, 0) : "–", run.claimed ? `per ${run.claimed.unit}, by the paper` : "known when the run ends", "claimed"),
+      tile("Attacked ε", attack ? `≥ ${epsilon(attack.value, -1)}` : "–", attack ? attack.verdict : "not attacked yet: dither audit", "attacked"),
+      row.budget && !row.budget.problem ? tile("Budget left", epsilon(row.budget.left, -1), `of ${epsilon(row.budget.budget, 0)} for ${row.budget.data}`) : null),
   ];
 }
 
@@ -66,9 +66,9 @@ function privacySection(run) {
     h("caption", { class: "visually-hidden" }, "Claimed, proven and attacked ε"),
     h("thead", {}, h("tr", {}, COLUMNS.map((name) => h("th", { scope: "col" }, name)))),
     h("tbody", {},
-      claim ? line("claimed", "claimed", [epsilon(claim.value), claim.unit, "–", claim.adjacency, claim.source, `If the paper's theorem held, this ${claim.explanation}.`]) : null,
+      claim ? line("claimed", "claimed", [epsilon(claim.value, 0), claim.unit, "–", claim.adjacency, claim.source, `If the paper's theorem held, this ${claim.explanation}.`]) : null,
       distinct(run.proven).map((row) => line("proven", row.assumed ? "assumed" : "proven", [epsilon(row.value), row.unit, row.seenBy.join(", "), row.adjacency, { text: row.recipe, title: row.proof }, row.explanation])),
-      run.attacked.map((row) => line("attacked", "attacked", [`≥ ${epsilon(row.value)}`, row.unit, row.sees, row.adjacency, row.form.split(":")[0],
+      run.attacked.map((row) => line("attacked", "attacked", [`≥ ${epsilon(row.value, -1)}`, row.unit, row.sees, row.adjacency, row.form.split(":")[0],
         `Shown with ${short(100 * row.confidence, 4)}% confidence in ${short(row.trials)} trials: ${row.verdict}${row.refutes_claim ? "; it refutes the claim" : ""}.`]))));
   const failing = claim ? claim.conditions.filter((one) => !one.holds) : [];
   const recipes = [...new Set(run.proven.map((row) => row.proof).filter(Boolean))];

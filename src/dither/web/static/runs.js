@@ -105,7 +105,7 @@ function tr(row) {
   box.checked = picked.has(row.id);
   const done = row.num_rounds ? `${row.round} / ${row.num_rounds}` : String(row.round);
   const claimed = row.claimed && [
-    h("span", { class: "eps claimed" }, epsilon(row.claimed.value)),
+    h("span", { class: "eps claimed" }, epsilon(row.claimed.value, 0)),
     h("span", { class: "sub" }, row.claimed.failing ? `per ${row.claimed.unit}, ${row.claimed.failing} condition${row.claimed.failing > 1 ? "s fail" : " fails"}` : `per ${row.claimed.unit}`),
   ];
   const proven = row.proven && [
@@ -113,12 +113,12 @@ function tr(row) {
     h("span", { class: "sub" }, `${row.proven.assumed ? "assumed, " : ""}${row.proven.adjacency}`),
   ];
   const attacked = row.attacked && [
-    h("span", { class: "eps attacked" }, `≥ ${epsilon(row.attacked.value)}`),
+    h("span", { class: "eps attacked" }, `≥ ${epsilon(row.attacked.value, -1)}`),
     h("span", { class: "sub" }, row.attacked.verdict === "VIOLATION" ? "exceeds the proof" : row.attacked.unit),
   ];
   const left = row.budget && (row.budget.problem
     ? h("span", { class: "chip bad", title: row.budget.problem }, "ledger")
-    : [h("span", { class: "eps" }, epsilon(row.budget.left)), h("span", { class: "sub" }, `of ${epsilon(row.budget.budget)}`)]);
+    : [h("span", { class: "eps", title: row.budget.data }, epsilon(row.budget.left, -1)), h("span", { class: "sub" }, `of ${epsilon(row.budget.budget, 0)}`)]);
   return h("tr", { class: picked.has(row.id) ? "picked" : "", "data-run": row.id },
     h("td", { class: "wide" }, box),
     h("td", { class: "wide" }, h("div", { class: "name" },
