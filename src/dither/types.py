@@ -329,6 +329,10 @@ class PrivacyPlan(NamedTuple):
     discrete_noise: bool = False  # noise on the encoded integers of an upload
     scale_bits: int = 0  # fractional bits of that encoding
     exact_noise: bool = False  # randomness "os": noise on integers, and proofs of what float32 computes (R7)
+    largest_sum: float = 0.0  # of a coordinate that the words of secure aggregation hold; 0: sums are of floats
+    largest_word: float = (
+        0.0  # where each coordinate of an upload is clamped before; 0: so that no sum is too large
+    )
     max_norm: float = 0.0  # uploads are projected onto the ball of this radius; 0: they are not
     assume_credit: bool = False  # take the credit of the others' noise where it is unproved, labelled so
 
@@ -369,9 +373,17 @@ class PrivacyPlan(NamedTuple):
     @property
     def noise_projected(self) -> bool:
         """Whether uploads are projected onto a ball after their noise was added, or may be so long that they are
-        clamped (`clipping.REACH`): then it protects the upload that carries it, and no other one in a sum."""
+        clamped, as floats (`clipping.REACH`) or as words of a secure sum: then it protects the upload that carries
+        it, and no other one in a sum. Noise has room: 2^10 times a client's step as floats, 16 times as words."""
+        if self.discrete_noise:
+            return False
         longest = max(self.client_lr * self.local_steps * self.clip_norm, self.options.get("param_clip", 0.0))
-        return (self.max_norm > 0 or longest >= 2.0**30) and not self.discrete_noise
+        share = 1.0 if self.weights is None else float(max(self.weights) / min(self.weights))
+        cohorts = [self.cohort_size, *map(len, self.cohorts)]
+        word = max(longest, self.clip_norm) * share / min(cohorts)
+        largest = self.largest_word or self.largest_sum / max(cohorts)
+        clamped = self.largest_sum > 0 and not self.exact_sums and 16 * word >= largest
+        return self.max_norm > 0 or longest >= 2.0**30 or clamped
 
     @property
     def lattice(self) -> Lattice | None:

@@ -68,9 +68,11 @@ def exhibited(values):
 
 BALL = {"federation.max_norm": 0.05}
 CLAMPED = {"client_lr": 3e13, "secagg.mode": "off"}  # each coordinate is cut at 2^40
+BOUND = {"secagg.bound": 0.03}  # or, before a secure sum, where the spec says so,
+ENCODED = {"client_lr": 2000.0}  # or at the largest number that the words hold: 64
 
 
-@pytest.mark.parametrize("values", [BALL, {**BALL, "randomness": "os"}, CLAMPED])
+@pytest.mark.parametrize("values", [BALL, {**BALL, "randomness": "os"}, CLAMPED, BOUND, ENCODED])
 def test_projected_uploads_hide_nobody_else(values):
     attacked, row = exhibited(values)
     assert 3 < attacked <= row.value

@@ -72,14 +72,18 @@ def test_every_run_reports_what_it_sends(tmp_path, mode):
         assert seen["mask_seconds"] > 0
 
 
-def test_clamps_are_said_and_take_the_cover_off_the_credit(tmp_path):
-    values = {**SMALL, **END_OF_ROUND, "privacy.delta": 1e-3, "secagg.mode": "ideal", "secagg.bound": 1e-3}
+@pytest.mark.parametrize("bound", [1e-3, 0.0])
+def test_clamps_are_said_and_take_the_credit(bound, tmp_path):
+    """Where a client's step may be cut there is no credit; where only loud noise may be, the row says so."""
+    values = {**SMALL, **END_OF_ROUND, "privacy.delta": 1e-3, "secagg.mode": "ideal", "secagg.bound": bound}
     made = dither.run(Spec().with_values(values), out=tmp_path / "run")
-    assert made.local.clamped > 0  # how many is exact, and so local; that there is a limit is public
+    assert (made.local.clamped > 0) == (
+        bound > 0
+    )  # how many is exact, and so local; that there is a limit is public
     assert "clamped" not in made.summary["traffic"]
-    rows = made.epsilon.table
-    (row,) = [r for r in rows if r.view == "sum" and r.adjacency == "replace-one"]
-    assert any("beyond 0.001 are clamped" in text for text in row.not_covered)
+    rows = {r.view: r for r in made.epsilon.table if r.adjacency == "replace-one" and r.unit == "run"}
+    assert (rows["sum"].value == rows["upload"].value) == (bound > 0)
+    assert any("are clamped" in text for text in rows["sum"].not_covered) == (bound == 0)
 
 
 def test_noise_is_set_for_the_fewest_clients_that_open_a_sum():

@@ -70,6 +70,8 @@ def prepare(
     num_clients = len(client_sizes)
     if spec.cohort_size > num_clients:
         raise SpecError(f"cohort_size={spec.cohort_size} exceeds num_clients={num_clients}; lower it")
+    secagg = spec.secagg
+    largest_sum = 2.0 ** (secagg.modulus_bits - 2 - secagg.scale_bits) if spec.aggregation != "off" else 0.0
     plan = PrivacyPlan(
         **{name: getattr(spec, name) for name in _OF_SPEC},
         **{name: getattr(spec.privacy, name) for name in _OF_PRIVACY},
@@ -79,8 +81,10 @@ def prepare(
         l2_inside_clip=spec.model.l2_inside_clip,
         noise="none" if math.isinf(spec.privacy.epsilon) else spec.privacy.noise,
         options=spec.method_options,
-        discrete_noise=spec.secagg.noise == "discrete",
-        scale_bits=spec.secagg.scale_bits,
+        discrete_noise=secagg.noise == "discrete",
+        scale_bits=secagg.scale_bits,
+        largest_sum=largest_sum,
+        largest_word=secagg.bound,
         exact_noise=spec.source_of_randomness == "os",
         max_norm=spec.federation.max_norm,
     )
