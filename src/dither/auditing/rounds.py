@@ -331,19 +331,19 @@ See = Callable[[int, int, bool, float], np.ndarray]
 
 def attacked(see: See, *, delta: float, error: float, gaussian: bool) -> float:
     """A lower bound of ε. `gaussian`: a Gaussian trade-off was proved."""
-    pilots = [see(1, _FIT, with_record, 1.0) for with_record in (True, False)]
-    score = Score.fit(*pilots)
-    if not np.any(score.directions):
-        return 0.0
-    inside, outside, halved = (score.columns(seen) for seen in (*pilots, see(1, _FIT, False, 0.5)))
+    pilots = inside, outside = [see(1, _FIT, with_record, 1.0) for with_record in (True, False)]
     shift, scale = np.mean(inside - outside, axis=0), np.std(outside, axis=0)
-    unlike = np.maximum(np.std(inside - outside, axis=0), np.std(outside - 2 * halved, axis=0))
-    linear = unlike <= _LINEAR * scale + 1e-6 * np.abs(shift)
+    if not np.any(shift):
+        return 0.0
+    unlike = np.maximum(np.std(inside - outside, axis=0), np.std(outside - 2 * see(1, _FIT, False, 0.5), axis=0))
+    linear = unlike <= _LINEAR * scale + 1e-6 * np.abs(shift)  # [rounds, numbers]
     found = [0.0]
     if np.any(shift[linear]):
-        seen = score.columns(see(_APART, _COUNTED, False, 1.0))[:, linear]
-        found.append(_exhibited(score.covariance[np.ix_(linear, linear)], shift[linear], seen, delta, error / 2))
-    if not np.all(linear):
+        score = Score.fit(inside * linear, outside * linear)
+        seen = score.columns(see(_APART, _COUNTED, False, 1.0) * linear)
+        found.append(_exhibited(score, seen, delta, error / 2))
+    if not np.all(linear | (shift == 0)):
+        score = Score.fit(*pilots)
         counted = [see(_APART, _COUNTED // 2, with_record, 1.0) for with_record in (True, False)]
         fitted, scores = ((score(one), score(other)) for one, other in (pilots, counted))
         thresholds = bounds.choose_thresholds(*fitted, trials=len(scores[0]), delta=delta, error=error / 4)
@@ -354,9 +354,10 @@ def attacked(see: See, *, delta: float, error: float, gaussian: bool) -> float:
     return max(found)
 
 
-def _exhibited(covariance: np.ndarray, shift: np.ndarray, seen: np.ndarray, delta: float, error: float) -> float:
+def _exhibited(score: Score, seen: np.ndarray, delta: float, error: float) -> float:
     """R1 for a shift that is exact and a Gaussian noise whose variance along the best weights is measured."""
-    weights = np.linalg.solve(covariance, shift)
+    shift = score.means[0] - score.means[1]
+    weights = np.linalg.solve(score.covariance, shift)
     noise = (seen - seen.mean(axis=0)) @ weights
     variance = float(np.sum(noise**2) / chi2.ppf(error, len(noise) - 1))
     if variance == 0:
