@@ -70,9 +70,10 @@ def exhibited(values):
 BALL = {"federation.max_norm": 0.05}
 CLAMPED = {"client_lr": 3e13, "secagg.mode": "off"}  # each coordinate is cut at 2^40
 ENCODED = {"secagg.bound": 0.05}  # and here before it is encoded
+WORDS = {"client_lr": 2000.0}  # at the largest number that the words hold: 64
 
 
-@pytest.mark.parametrize("values", [BALL, {**BALL, "randomness": "os"}, CLAMPED, ENCODED])
+@pytest.mark.parametrize("values", [BALL, {**BALL, "randomness": "os"}, CLAMPED, ENCODED, WORDS])
 def test_projected_uploads_hide_nobody_else(values):
     attacked, row = exhibited(values)
     assert 3 < attacked <= row.value

@@ -1,13 +1,15 @@
 """Random accepted specs, each attacked with the worst known neighbouring data sets: attacked ε against proven ε.
 
-`check(seed)` draws one spec with `draw`, builds it, runs its compiled client with and without noise on constructed
-records, and compares what that exhibits with what the accountant proves. Five attacks:
+`check(seed)` draws one spec with `draw`, builds it, runs the engine's compiled rounds with and without noise on
+constructed records, and compares what that exhibits with what the accountant proves. The attacks:
 
 totality    records of extreme floats (infinite, NaN, near overflow): an upload that is not finite reveals all
-exhibited   the largest shift of a noiseless upload over neighbouring records, the measured noise, then R1 or R5
-sum         the same against the noise of the honest others; if local steps contract it, the exact value for
-            quadratic losses, which the theorem's hypotheses include (rates as they run, R6')
+rounds      what the view shows of whole rounds of the engine (`auditing.rounds`): uploads as they are sent, sums,
+            broadcasts or the last model
+exhibited   where batches are drawn: the shift of a noiseless upload, the measured noise and use, then R5
+linear sum  the exact value for quadratic losses, which the theorem's hypotheses include (rates as they run, R6')
 ex ante     rounds in which everyone takes part are not drawn (R4)
+batches     batches of fixed size of a client with up to 2^28 records that are not uniform
 counts      private statistics and evaluations: the counts of every question (`auditing.counts`)
 
 Noise is measured, so each answer may be wrong with probability 1e-7; everything is drawn from the seed.
@@ -18,37 +20,41 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from scipy.stats import chi2
 
 from dither import accounting
 from dither.auditing import bounds
 from dither.auditing.counts import check_counts
 from dither.auditing.neighbours import CANARY_NORM, certain_start
-from dither.auditing.trials import CodeUnderAudit, float32, most_exposed
+from dither.auditing.rounds import Rounds, Scene, apart, attacked
+from dither.auditing.trials import most_exposed
 from dither.data import ClientPartition, Dataset
 from dither.data import transform as transformed
 from dither.errors import NoProof, SpecError
 from dither.experiment.build import Experiment, assemble
-from dither.methods import local
+from dither.privacy import clipping, noise, sampling
 from dither.simulation import devices, engine
 from dither.spec import Spec
-from dither.types import Records, Round
+from dither.types import Keys
 
 FEATURES = 8
 _ERROR = 1e-7  # probability that one spec is reported wrongly
 _MIDDLE, _FAR = np.float32(0.5), 1e4  # labels of a regression
 _COUNTS = 5  # seeds of this remainder by 8 draw statistics
 _CHUNK = 512  # cases of one call, always as many: one compilation a spec
+_PILOT = 10  # runs of each row in each scene, of which the best are attacked
 _TRIALS = 2048  # with noise, and draws by which the use of a record is counted
 _ADDING = ("cpfed", "dp-sgd", "dp-dsgd", "secure-fedavg")  # servers that add the sum of the uploads to the model
 _AVERAGING = ("cpfed", "concentrated", "dp-sgd", "dp-dsgd")  # with targets of clients and an adaptive clip
 _ROUNDING = 1e-3  # of float32, relative
+_DRAWS = 2**18  # of the records of one large client
+_METHOD = str(Path(__file__).with_name("odd_method.py"))
 
 
 class Drawn(NamedTuple):
@@ -113,10 +119,11 @@ def check(seed: int) -> FuzzOutcome:
         try:
             experiment = build(drawn)
             recipe, proven = _proven(experiment, drawn)
+            attacks = _Attack(experiment, drawn, recipe)  # the engine may refuse it too
         except (SpecError, NoProof):
             continue
         if math.isfinite(proven):
-            found = _Attack(experiment, drawn, recipe).epsilons()
+            found = attacks.epsilons()
             attack = max(found, key=lambda name: found[name])
             return FuzzOutcome(seed, drawn, recipe, proven, found[attack], attack)
 
@@ -220,7 +227,7 @@ def draw(rng: np.random.Generator) -> Drawn:
         values |= {"data.transform": "unit", "privacy.clip_norm": 0.6}
         values["client_lr"] *= (FEATURES + 1) / 2
     ex_ante = view == "upload" and sampling == "full" and not everyone
-    return Drawn(
+    drawn = Drawn(
         values,
         sizes=one((12,) * clients, tuple(12 + 4 * (number % 3) for number in range(clients))),
         view=view,
@@ -229,6 +236,51 @@ def draw(rng: np.random.Generator) -> Drawn:
         missing=one(0, 0, 1) if view != "upload" else 0,
         twice=-1 if ex_ante or rng.random() < 0.75 else int(rng.integers(values["num_rounds"])),
     )
+    return _cornered(drawn, one)
+
+
+def _cornered(drawn: Drawn, one: Callable[..., Any]) -> Drawn:
+    """The spec as it is, or with one thing that happens to uploads after their noise, or to the noise itself."""
+    corner = one("", "", "", "", "ball", "ball", "clamp", "encoding", "file", "file", "vanishing", "batches")
+    values = dict(drawn.values)
+    method, clip_norm = values["method"], values["privacy.clip_norm"]
+    if corner in ("clamp", "file", "vanishing") and method not in ("cpfed", "dp-dsgd"):
+        options = [key for key in values if key.startswith(("method_options.", "server_"))]
+        values = {key: value for key, value in values.items() if key not in options}
+        values |= {"method": "cpfed", "privacy.clip": "example"}
+    if corner in ("ball", "clamp", "encoding", "file"):
+        # Much noise of others to count on, and an ε that counts of runs can show
+        values |= {"cohort_size": values["num_clients"], "num_rounds": one(1, 2)}
+        values |= {"privacy.noise": "proven", "privacy.epsilon": one(4.0, 8.0)}
+        for key in ("noise_std", "noise_schedule", "noise_decay", "epsilons"):
+            values.pop(f"privacy.{key}", None)
+        drawn = drawn._replace(view=one(drawn.view, "sum"), twice=-1, ex_ante=False)
+        values["privacy.view"] = drawn.view
+    reach = 1.0 if method == "nbafl" else values["local_steps"] * clip_norm * values["client_lr"]
+    length = reach / values["cohort_size"]  # of an upload
+    if corner == "ball":
+        values["federation.max_norm"] = length * one(0.4, 0.8)
+    elif corner == "encoding":
+        values |= {"secagg.mode": "ideal", "secagg.bound": length * one(0.1, 0.2, 0.6)}
+    elif corner == "clamp":
+        fast = 6 * clipping.REACH * values["cohort_size"] / clip_norm  # a whole client is cut, one record is not
+        values |= {"client_lr": fast, "lr_decay": 0.0, "local_steps": 1, "secagg.mode": "off"}
+    elif corner == "vanishing":  # as loud in the last round as noise usually is
+        decay, std = one(1e-14, 1e-20), clip_norm / values["batch_size"] * one(2.0, 6.0)
+        values |= {"privacy.noise": "given", "privacy.epsilon": 1e3, "num_rounds": 4, "secagg.mode": "off"}
+        values |= {"privacy.noise_schedule": "rounds", "privacy.noise_decay": decay}
+        values["privacy.noise_std"] = min(std / decay**2, 2e38)
+        values.pop("privacy.epsilons", None)
+    elif corner == "file":
+        sends, later = one(("updates", 2), ("signs", 0), ("signs", 0), ("sums", 0))
+        values |= {"method": _METHOD, "method_options.sends": sends, "method_options.later": later}
+        values["num_rounds"] = max(values["num_rounds"], 1 if sends == "signs" else 2)
+        for key in ("privacy.clip_quantile", "privacy.colluders", "server_optimizer", "server_average"):
+            values.pop(key, None)
+    elif corner == "batches" and drawn.view != "upload" and method != "nbafl" and values["model.name"] != "mlp":
+        values |= {"batch_sampling": one("fixed", "poisson", "poisson-full", "shuffled"), "batch_size": 4}
+        values["sampling_rate"] = 0.4 if values["batch_sampling"].startswith("poisson") else 0.0
+    return drawn._replace(values=values)
 
 
 def build(drawn: Drawn) -> Experiment:
@@ -309,7 +361,7 @@ class _Attack:
     def __init__(self, experiment: Experiment, drawn: Drawn, recipe: str) -> None:
         self.experiment, self.drawn, self.recipe = experiment, drawn, recipe
         plan = self.plan = experiment.plan
-        self.sizes = np.asarray(plan.client_sizes)
+        self.sizes, self.finite = np.asarray(plan.client_sizes), True
         self.delta, self.sampled = plan.delta, plan.batch_sampling != "full"
         model = experiment.model
         self.linear = model.name in ("logistic", "softmax")
@@ -318,15 +370,47 @@ class _Attack:
         heavier = 2 * int(self.sizes.max()) if self.opposing else 1
         self.records = _target_records(CANARY_NORM * heavier, experiment.spec.data.transform)
         self.names = list(self.records)
+        # Nothing but the noise and linear steps make an upload.
+        bent = plan.max_norm or experiment.spec.secagg.bound or plan.client_lr > 1e6
+        self.gaussian = not bent and experiment.spec.method != _METHOD
         self.numbers = plan.round_numbers or tuple(range(len(plan.cohorts)))
         self.target = most_exposed(plan.cohorts, plan.client_sizes)
         first = model.init(jax.random.key(0))
         starts = [jax.tree.map(jnp.zeros_like, first) if self.linear else first]
         if self.linear:
             starts.append(certain_start(model, heavier * self._movement(), seed=0))
-        self.starts = jax.tree.map(lambda *leaves: jnp.stack(leaves), *starts)
         self.num_starts = len(starts)
-        self._program = jax.jit(self._uploads)
+        x, y, scenes = self._scenes()
+        self.watched = Rounds(
+            experiment,
+            records=(x, y),
+            starts=starts,
+            scenes=scenes,
+            view=drawn.view,
+            target=self.target,
+            silent=plan.colluders + drawn.missing,
+        )
+        # Exact sums are in units of the noise, so that there must be some.
+        self.quiet = 2.0**-6 if plan.exact_sums else 0.0
+
+    def _scenes(self) -> tuple[np.ndarray, np.ndarray, list[Scene]]:
+        """All rows, and what the target's other records and the other clients' records are: nothing that moves a
+        model; all of one direction; or, balanced, those that contract a noise most."""
+        rows = list(self.records.values())
+        canary = -CANARY_NORM / math.sqrt(FEATURES) * np.ones(FEATURES)
+        rows.append((canary, 1) if self.opposing else (np.zeros(FEATURES), 0))
+        x = np.stack([record for record, _ in rows]).astype(np.float32)
+        y = np.array([label for _, label in rows], np.int32)
+        if not self.drawn.classes:  # a label so far away that no step comes near it; the others have no gradient
+            y = np.where(y > 0, _FAR * y, y).astype(np.float32)
+            y[-1] = _MIDDLE
+        at, rest = self.names.index, len(rows) - 1
+        pulling = (at("largest"), at("largest, opposite"))
+        scenes = [Scene(start, rest, (rest,)) for start in range(self.num_starts)]
+        scenes.append(Scene(self.num_starts - 1, rest, pulling))
+        if self.linear:
+            scenes.append(Scene(0, at("blank"), (at("largest"), at("largest, flipped")), by_client=False))
+        return x, y, scenes
 
     def _movement(self) -> float:
         """How far a run may carry the model along a record."""
@@ -336,63 +420,26 @@ class _Attack:
         far = self.plan.client_lr * (self.plan.clip_norm * steps + 6 * noise * math.sqrt(steps))
         return min(far, 500.0)
 
-    # The client under attack
-
-    def _uploads(self, cases: dict[str, Any]) -> Any:
-        code, rows = CodeUnderAudit.of(self.experiment), int(self.sizes.max())
-        loud, quiet = float32(code.hyper), float32(code.noiseless())
-        x = np.stack([record for record, _ in self.records.values()]).astype(np.float32)
-        y = np.array([label for _, label in self.records.values()], np.int32)
-        opposite = -CANARY_NORM / math.sqrt(FEATURES) if self.opposing else 0.0
-        others_x = np.full((rows - 1, FEATURES), opposite, np.float32)
-        others_y = np.full(rows - 1, int(self.opposing), np.int32)
-        if not self.drawn.classes:  # a label so far away that no step comes near it; the others have no gradient
-            y, others_y = np.where(y > 0, _FAR * y, y).astype(np.float32), np.full(rows - 1, _MIDDLE)
-
-        def one(case: dict[str, Any]) -> Any:
-            hyper = {k: quiet[k] + case["noise"] * (loud[k] - quiet[k]) for k in loud}
-            algorithm = code.build(hyper)
-            params = jax.tree.map(lambda leaf: leaf[case["start"]], self.starts)
-            records = Records(
-                jnp.concatenate([jnp.asarray(x)[case["record"]][None], others_x]),
-                jnp.concatenate([jnp.asarray(y)[case["record"]][None], others_y]),
-                jnp.arange(rows, dtype=jnp.int32),
-                jnp.int32(0),
-                jnp.asarray(self.sizes, jnp.int32)[case["client"]],
-            )
-            result = algorithm.client(
-                code.keys(case["seed"], case["index"], case["client"]),
-                algorithm.message(algorithm.init(params)),
-                algorithm.client_init(params),
-                records,
-                Round(case["index"], case["client"], case["cohort"]),
-            )
-            upload = result.upload["params"] if code.client_state else result.upload
-            if self.plan.clip_quantile:  # the count in the unit of the model's change, so that all noise is alike
-                rate = local.learning_rate(hyper, case["index"])
-                unit = local.COUNT_SHARE * hyper["clip_norm"] * rate
-                upload = {**upload, "unclipped": upload["unclipped"] * unit}
-            return ravel_pytree(upload)[0]
-
-        return jax.vmap(one)(cases)
-
     def run(self, count: int, **columns: Any) -> np.ndarray:
         """Uploads `[count, dimension]`; columns that are not named are those of the target's first round."""
         first = next(at for at, cohort in enumerate(self.plan.cohorts) if self.target in cohort)
         defaults = {
-            "noise": 0.0, "record": 1, "start": self.num_starts - 1, "seed": 0, "client": self.target,
+            "noise": self.quiet, "record": 1, "scene": self.num_starts - 1, "seed": 0, "client": self.target,
             "index": self.numbers[first], "cohort": len(self.plan.cohorts[first]),
         }  # fmt: skip
-        kinds = {"noise": np.float32, "seed": np.uint32}
         table = {
-            name: np.broadcast_to(np.asarray(columns.get(name, value)), (count,)).astype(kinds.get(name, np.int32))
+            name: np.broadcast_to(np.asarray(columns.get(name, value)), (count,))
             for name, value in defaults.items()
         }
         pieces = []
         for start in range(0, count, _CHUNK):
             rows = np.minimum(np.arange(start, start + _CHUNK), count - 1)
-            cases = {name: column[rows] for name, column in table.items()}
-            pieces.append(np.asarray(self._program(cases), np.float64)[: count - start])
+            inputs = self.watched.inputs(*(table[name][rows] for name in ("record", "scene", "seed", "noise")))
+            uploads, finite = self.watched.uploads(
+                inputs, *(table[name][rows] for name in ("index", "client", "cohort"))
+            )
+            self.finite &= finite
+            pieces.append(uploads[: count - start])
         return np.concatenate(pieces)
 
     # What is exhibited
@@ -402,40 +449,88 @@ class _Attack:
         """`[starts, records, seeds, dimension]` of the target's first round."""
         seeds = 12 if self.sampled else 1
         start, record, seed = np.indices((self.num_starts, len(self.names), seeds)).reshape(3, -1)
-        uploads = self.run(start.size, start=start, record=record, seed=seed)
+        uploads = self.run(start.size, scene=start, record=record, seed=seed)
         return uploads.reshape(self.num_starts, len(self.names), seeds, -1)
 
     @cached_property
     def pair(self) -> _Pair:
         """The neighbours whose noiseless uploads are furthest apart. Where batches are drawn, one upload must
         not depend on the draw: a record without a gradient, at the start that is certain of it."""
-        names, blank, silent = self.names, self.names.index("blank"), self.names.index("silent")
-        allowed = list(range(len(names)))
-        if self.recipe.startswith(("R6", "E3")):  # they rest on the public bound on norms
-            allowed = [at for at in allowed if names[at] in ("blank", "silent") or names[at].startswith("largest")]
+        blank, silent = self.names.index("blank"), self.names.index("silent")
         best = _Pair(0, silent, silent, np.zeros(self.noiseless.shape[-1]))
         for start in range(self.num_starts - 1, -1 if not self.sampled else self.num_starts - 2, -1):
-            for at in allowed:
-                for other in allowed:
-                    if (blank in (at, other)) != (self.plan.adjacency == "zero-out"):
-                        continue
-                    if self.sampled and other not in (blank, silent):
-                        continue
-                    shifts = self.noiseless[start, at] - self.noiseless[start, other]
-                    lengths = np.linalg.norm(shifts, axis=1)
-                    # Where batches are drawn, a round may use the record more than once: the least counts.
-                    length = np.min(lengths[lengths > 0], initial=np.inf) if self.sampled else lengths[0]
-                    if math.isfinite(length) and length > 1.02 * np.linalg.norm(best.shift):
-                        best = _Pair(start, at, other, shifts[int(np.argmin(np.abs(lengths - length)))])
+            for at, other in self._neighbours():
+                if self.sampled and other not in (blank, silent):
+                    continue
+                shifts = self.noiseless[start, at] - self.noiseless[start, other]
+                lengths = np.linalg.norm(shifts, axis=1)
+                # Where batches are drawn, a round may use the record more than once: the least counts.
+                length = np.min(lengths[lengths > 0], initial=np.inf) if self.sampled else lengths[0]
+                if math.isfinite(length) and length > 1.02 * np.linalg.norm(best.shift):
+                    best = _Pair(start, at, other, shifts[int(np.argmin(np.abs(lengths - length)))])
         return best
+
+    def _neighbours(self) -> list[tuple[int, int]]:
+        """Pairs of rows that the relation under test allows in one place."""
+        allowed = [
+            (at, name)
+            for at, name in enumerate(self.names)
+            # Proofs of sums may rest on the public bound on norms.
+            if not self.recipe.startswith(("R6", "E3")) or name.startswith(("blank", "silent", "largest"))
+        ]
+        blanks = self.plan.adjacency == "zero-out"
+        return [(a, b) for a, name in allowed for b, other in allowed if ("blank" in (name, other)) == blanks]
+
+    # Whole rounds
+
+    def seen(self, record: np.ndarray, scene: np.ndarray, seed: np.ndarray, noise: float = 1.0) -> np.ndarray:
+        """What the view shows of whole rounds in each of these runs, `[runs, rounds, numbers]`."""
+        pieces, count = [], len(seed)
+        for start in range(0, count, _CHUNK):
+            rows = np.minimum(np.arange(start, start + _CHUNK), count - 1)
+            worlds = [
+                (record[rows], scene[rows], seed[rows] + later, np.full(_CHUNK, noise)) for later in (0, 10**6)
+            ]
+            seen, sound = self.watched.seen(*(self.watched.inputs(*world) for world in worlds))
+            self.finite &= sound
+            pieces.append(seen[: count - start])
+        return np.concatenate(pieces)
+
+    def _best_rows(self) -> tuple[int, int, int]:
+        """(scene, record, neighbour) that a few runs of every row in every scene tell apart best."""
+        scenes = range(self.num_starts - 1, len(self.watched.scenes))
+        shape = len(scenes), len(self.names), _PILOT
+        scene, record, seed = np.indices(shape).reshape(3, -1)
+        seen = self.seen(record, scene + scenes[0], seed + 1)
+        seen = seen.reshape(*shape, *seen.shape[1:])
+        best, rows = -1.0, (0, 0, 0)
+        for at, number in enumerate(scenes):
+            spread = np.var(seen[at], axis=1).mean(axis=0)
+            for one, other in self._neighbours():
+                value = apart(seen[at, one], seen[at, other], spread)
+                if value > 1.02 * best:
+                    best, rows = value, (number, one, other)
+        return rows
+
+    def rounds_epsilon(self) -> float:
+        """The rounds of the engine, with the record and with its neighbour."""
+        scene, record, neighbour = self._best_rows()
+
+        def see(first: int, count: int, with_record: bool, noise: float) -> np.ndarray:
+            row = record if with_record else neighbour
+            return self.seen(np.full(count, row), np.full(count, scene), first + np.arange(count), noise)
+
+        gaussian = not self.sampled and self.recipe.startswith(("R1", "R6"))
+        return attacked(see, delta=self.delta, error=_ERROR, gaussian=gaussian)
 
     def residuals(self, index: int, cohort: int, client: int) -> np.ndarray:
         """The noise of a client's upload along the pair's line; in every coordinate, where losses are flat and so
         the noise is the same in all."""
         start = self.pair.start
-        where = {"index": index, "cohort": cohort, "client": client, "start": start, "record": self.pair.neighbour}
+        where = {"index": index, "cohort": cohort, "client": client, "scene": start, "record": self.pair.neighbour}
         seeds = 1 + np.arange(_TRIALS) + 10_000 * (1 + client) + 1_000_000 * index
         noise = self.run(_TRIALS, noise=1.0, seed=seeds, **where) - self.run(_TRIALS, seed=seeds, **where)
+        noise /= 1 - self.quiet
         if self.linear and start == 1:
             return np.ravel(noise)
         return np.asarray(noise @ (self.pair.shift / np.linalg.norm(self.pair.shift)))
@@ -469,7 +564,7 @@ class _Attack:
                 rows.append((0.0, 0.0, honest))
                 continue
             start, record, neighbour, _ = self.pair
-            where = {"start": start, "index": number, "cohort": len(cohort), "seed": 0}
+            where = {"scene": start, "index": number, "cohort": len(cohort), "seed": 0}
             worlds = self.run(2, record=np.array([record, neighbour]), **where)
             shift = np.linalg.norm(worlds[0] - worlds[1]) if not self.sampled else np.linalg.norm(self.pair.shift)
             rows.append((float(shift), of(self.target), honest))
@@ -479,23 +574,35 @@ class _Attack:
 
     def epsilons(self) -> dict[str, float]:
         """The lower bound of each attack."""
-        if not np.all(np.isfinite(self.noiseless)):
-            return {"totality": math.inf}
-        if not np.any(self.pair.shift):
-            return {"totality": 0.0}
         view, found = self.drawn.view, {"totality": 0.0}
-        if self.sampled:
-            found["exhibited"] = self._sampled()
-        elif self.drawn.ex_ante:
-            found["ex ante"] = self._ex_ante()
-        elif view == "upload":
-            found["exhibited"] = self._gaussian(shift**2 / own for shift, own, _ in self.rounds if shift)
-        elif self.plan.exposures and view == "broadcast":
-            seen = sorted(shift**2 / own for shift, own, _ in self.rounds if shift)[::-1]
-            found["exhibited"] = self._gaussian(seen[: self.plan.exposures])
-        elif view == "sum" or not np.any(np.asarray(self.plan.hyper.get("downlink_std", 0.0))):
-            found |= self._sums(view)
+        if view != "upload" or not self.gaussian or not (self.sampled or self.drawn.ex_ante):
+            found["rounds"] = self.rounds_epsilon()
+        if self.gaussian and np.any(self.pair.shift if view == "upload" or self.needs_uploads else 0):
+            found |= self._by_uploads(view)
+        if not self.finite:
+            found["totality"] = math.inf
+        if self._uneven():
+            found["batches"] = math.inf
         return found
+
+    @property
+    def needs_uploads(self) -> bool:
+        """Whether single uploads show more of this view than whole rounds do."""
+        exposed = self.plan.exposures and self.drawn.view == "broadcast"
+        return bool(exposed or (self.recipe.startswith("R6") and self.plan.noise_schedule != "steps"))
+
+    def _by_uploads(self, view: str) -> dict[str, float]:
+        """What noiseless uploads and the measured noise show by a formula."""
+        if view == "upload" and self.sampled:
+            return {"exhibited": self._sampled()}
+        if view == "upload":
+            return {"ex ante": self._ex_ante()} if self.drawn.ex_ante else {}
+        if self.plan.exposures and view == "broadcast":
+            seen = sorted(shift**2 / own for shift, own, _ in self.rounds if shift)[::-1]
+            return {"exhibited": self._gaussian(seen[: self.plan.exposures])}
+        if self.pair.start != 1:
+            return {}
+        return {"linear sum": max(self._gaussian(self._linear(share)) for share in np.linspace(0, 1, 9))}
 
     def _gaussian(self, squares: Any) -> float:
         return accounting.gaussian_epsilon(math.sqrt(math.fsum(squares)), self.delta)
@@ -504,7 +611,7 @@ class _Attack:
         """The record is used now and then. Further rounds count if they are alike and independent."""
         shift = float(np.linalg.norm(self.pair.shift))
         worlds = [
-            self.run(_TRIALS, record=at, start=self.pair.start, seed=np.arange(_TRIALS))
+            self.run(_TRIALS, record=at, scene=self.pair.start, seed=np.arange(_TRIALS))
             for at in (self.pair.record, self.pair.neighbour)
         ]
         lengths = np.linalg.norm(worlds[0] - worlds[1], axis=1)
@@ -520,6 +627,29 @@ class _Attack:
         pair = bounds.ExhibitedPair(shift, noise, used, _TRIALS, releases)
         return bounds.exhibited_bound(pair, delta=self.delta, confidence=1 - _ERROR).value
 
+    def _uneven(self) -> bool:
+        """Whether batches of fixed size favour some records of a very large client: R2 takes them for uniform."""
+        if self.plan.batch_sampling != "fixed":
+            return False
+        count = int(np.random.default_rng(round(1e4 * self.plan.client_lr)).integers(2**27, 2**28))
+        sizes, batch_size = np.array([count]), self.plan.batch_size
+        sampler = sampling.make(
+            "fixed", batch_size=batch_size, local_steps=_DRAWS // batch_size, client_sizes=sizes
+        )
+        key = noise.stream(count, "batch")
+        positions = np.asarray(sampler.draw(Keys(key, key, key), jnp.int32(0), jnp.int32(count)).positions)
+        if (
+            positions.min() < 0
+            or positions.max() >= count
+            or np.any(np.diff(np.sort(positions, axis=1), axis=1) == 0)
+        ):
+            return True
+        below = np.linspace(0, 1, 17)[1:-1]
+        hits = np.sum(positions.ravel()[:, None] < below * count, axis=0)
+        error = _ERROR / (2 * len(below))
+        least, most = (rate(hits, positions.size, error) for rate in (bounds.lower_rate, bounds.upper_rate))
+        return bool(np.any((least > below) | (most < below)))
+
     def _ex_ante(self) -> float:
         """Before the draw: the rounds that take everyone, or one of those for which the target is drawn."""
         sure, drawn = [], [0.0]
@@ -531,23 +661,6 @@ class _Attack:
                 drawn.append(accounting.message_epsilon(shift / math.sqrt(own), chance, self.delta))
         return max(self._gaussian(sure), *drawn)
 
-    def _sums(self, view: str) -> dict[str, float]:
-        """The sum of the cohort's uploads, the broadcasts that it makes, or the model that all of them make."""
-        if view == "final" and len(self.rounds) > 1:
-            spec = self.experiment.spec
-            adds = spec.method in _ADDING and not self.plan.clip_quantile and spec.server_optimizer == "sgd"
-            if self.plan.round_numbers or not adds or self.pair.start != 1:
-                return {}
-            moved = math.fsum(shift for shift, _, _ in self.rounds)
-            own = math.fsum(own + others for shift, own, others in self.rounds if shift)
-            # In rounds without the target everybody else's noise is in the model.
-            rest = math.fsum(others for shift, _, others in self.rounds if not shift)
-            return {"final": self._gaussian([moved**2 / (own + rest)])}
-        found = {"sum": self._gaussian(shift**2 / (own + others) for shift, own, others in self.rounds if shift)}
-        if self.recipe.startswith("R6") and self.pair.start == 1 and self.plan.noise_schedule != "steps":
-            found["linear sum"] = max(self._gaussian(self._linear(share)) for share in np.linspace(0, 1, 9))
-        return found
-
     def _linear(self, share: float) -> list[float]:
         """μ² of each round for quadratic losses: the target's record has the steepest gradient g that a balanced
         record of the largest norm has, below the clip, and the others' losses `share` of its curvature g²."""
@@ -555,7 +668,7 @@ class _Attack:
         steepest = min(math.sqrt(plan.smoothness or 0.0), plan.clip_norm)
         names = ("largest", "largest, opposite") if plan.adjacency != "zero-out" else ("largest", "blank")
         at = np.array([self.names.index(name) for name in names])
-        worlds = self.run(2, record=at, start=1)
+        worlds = self.run(2, record=at, scene=1)
         whole = np.linalg.norm(worlds[0] - worlds[1])
         if plan.adjacency != "zero-out":  # the bias keeps the two from being quite opposite
             whole *= math.sqrt(1 + 1 / np.sum(self.records["largest"][0] ** 2))
