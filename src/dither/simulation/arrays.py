@@ -171,6 +171,13 @@ class Shards(NamedTuple):
 
         return everywhere
 
+    def jit(self, function: Callable[..., Any], arguments: str, **options: Any) -> Any:
+        """`spread` and compiled. Results lie as `place` lays the runs: what a call returns, the next one takes
+        without another program."""
+        if not self.alone:
+            options["out_shardings"] = NamedSharding(self._mesh(), PartitionSpec(RUNS))
+        return jax.jit(self.spread(function, arguments), **options)
+
     def place(self, runs: PyTree, shared: PyTree) -> tuple[PyTree, PyTree]:
         """The arrays of the runs, and those that all runs read, where `spread` wants them."""
         if self.alone:

@@ -135,11 +135,11 @@ class Simulation:
                 f"{self.shards.devices} devices with secure aggregation {self.aggregation.mode!r}, which sums on "
                 "the host: use shards=ONE_DEVICE"
             )
-        shard = self.shards.spread  # each argument's letter: "r" has an axis of runs, "." has none
 
         def program(function: Callable[..., Any], arguments: str, **options: Any) -> KeptProgram:
+            """Each argument has a letter: "r" if it has an axis of runs, "." if not."""
             name = f"{self.program_key} {function.__name__}" if self.program_key else ""
-            return KeptProgram(jax.jit(shard(function, arguments), **options), name)
+            return KeptProgram(self.shards.jit(function, arguments, **options), name)
 
         self._start = program(self._start_runs, "r.")
         self._advance = program(self._advance_runs, "rr...", static_argnames="cohort_size", donate_argnums=0)
@@ -687,9 +687,13 @@ def chunks(done: int, num_rounds: int, eval_every: int) -> list[tuple[int, int]]
 
 def reset_metrics(state: State) -> State:
     """The state with the sums of metrics emptied."""
+
+    def zeros(value: Array) -> Array:  # where the value lies: the compiled rounds take no other place
+        several = len(value.sharding.device_set) > 1
+        return jnp.zeros_like(value, device=value.sharding if several else None)
+
     return state._replace(
-        metrics={name: jnp.zeros_like(value) for name, value in state.metrics.items()},
-        rounds=jnp.zeros_like(state.rounds),
+        metrics={name: zeros(value) for name, value in state.metrics.items()}, rounds=zeros(state.rounds)
     )
 
 
