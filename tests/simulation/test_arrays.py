@@ -81,6 +81,23 @@ def test_rounds_after_an_evaluation_run_the_same_program():
     assert simulation._advance._jitted._cache_size() == 1
 
 
+def test_wide_vectors_change_no_bit_of_noise_sums_and_products_of_matrices():
+    """Optimised as in a run: elsewhere in these tests the compiler does not vectorise."""
+
+    def program(seed, x):
+        z = noise.gaussian(noise.key(seed), x, noise_std=jnp.float32(0.5))
+        product = jax.nn.softmax(z.T @ z)
+        return z, product, jnp.sum(z, axis=0), jnp.sum(z, axis=1), jnp.sqrt(jnp.sum(jnp.square(z)))
+
+    x = np.random.default_rng(0).random((203, 101), np.float32)
+    found = {}
+    for width in (256, 512):
+        options = {"xla_cpu_prefer_vector_width": width, "xla_backend_optimization_level": 3}
+        found[width] = jax.jit(program, compiler_options=options)(np.uint32(7), x)
+    for narrow, wide in zip(found[256], found[512], strict=True):
+        assert np.asarray(narrow).tobytes() == np.asarray(wide).tobytes()
+
+
 def test_integer_sums_are_the_same_bit_for_bit():
     model, prepared = prepare()
     how = Aggregation("ideal", FixedPoint.fitting(3, scale_bits=16, modulus_bits=32))

@@ -93,6 +93,9 @@ class Simulation:
     `shards` spreads runs and a round's clients over devices. On each device its runs go side by side, or, with
     `sequential_runs`, one after the other: a CPU's caches prefer that once a run's arrays are large.
 
+    `wide_vectors` compiles for vectors of 512 bits on a CPU that has them (XLA's own choice is 256), at which
+    noise is drawn twice as fast. Products of two matrices keep their bits; others are added in another order.
+
     gradient_norm adds "gradient_sq" to the evaluation: |∇f|² of the mean loss over all clients' records.
 
     `program_key` names all that the compiled programs depend on besides the arguments' shapes; with it they are
@@ -116,6 +119,7 @@ class Simulation:
     gradient_norm: bool = False
     shards: Shards = ONE_DEVICE
     sequential_runs: bool = False
+    wide_vectors: bool = False
     program_key: str = ""
 
     def __post_init__(self) -> None:
@@ -139,7 +143,9 @@ class Simulation:
         def program(function: Callable[..., Any], arguments: str, **options: Any) -> KeptProgram:
             """Each argument has a letter: "r" if it has an axis of runs, "." if not."""
             name = f"{self.program_key} {function.__name__}" if self.program_key else ""
-            return KeptProgram(self.shards.jit(function, arguments, **options), name)
+            return KeptProgram(
+                self.shards.jit(function, arguments, wide_vectors=self.wide_vectors, **options), name
+            )
 
         self._start = program(self._start_runs, "r.")
         self._advance = program(self._advance_runs, "rr...", static_argnames="cohort_size", donate_argnums=0)
