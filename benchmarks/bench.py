@@ -61,6 +61,7 @@ class Peer(NamedTuple):
 PEER_LIST = [
     Peer("dither", "", ["python", "dither_run.py"], "A1 A32 B1 B2 C"),
     Peer("yardstick", "", ["python", "yardstick.py"], "A1 A32 B1 B2 C"),
+    Peer("yardstick-scored", "", ["python", "yardstick.py", "--scored"], "B1 B2 C"),
     Peer("fedjax", "fedjax", ["python", "fedjax_loop.py"], "A1 A32 B1 B2"),
     Peer("fedjax-factorised", "fedjax", ["python", "fedjax_loop.py", "--factorised"], "B1"),
     Peer(
@@ -75,7 +76,7 @@ PEER_LIST = [
     Peer("torch.func", "torch", ["python", "torch_func.py"], "A1 A32 B1 B2"),
     Peer("torch-stacked", "torch", ["python", "torch_stacked.py"], "B1 B2"),
 ]
-TWICE = ("dither", "yardstick")
+TWICE = ("dither", "yardstick", "yardstick-scored")
 
 
 @functools.cache  # one that cannot be made is tried once
