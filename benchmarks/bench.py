@@ -14,10 +14,12 @@ so that a machine that drifts does so for all. Results go to benchmarks/results/
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -59,6 +61,7 @@ class Peer(NamedTuple):
 PEER_LIST = [
     Peer("dither", "", ["python", "dither_run.py"], "A1 A32 B1 B2 C"),
     Peer("yardstick", "", ["python", "yardstick.py"], "A1 A32 B1 B2 C"),
+    Peer("yardstick-scored", "", ["python", "yardstick.py", "--scored"], "B1 B2 C"),
     Peer("fedjax", "fedjax", ["python", "fedjax_loop.py"], "A1 A32 B1 B2"),
     Peer("fedjax-factorised", "fedjax", ["python", "fedjax_loop.py", "--factorised"], "B1"),
     Peer(
@@ -73,7 +76,7 @@ PEER_LIST = [
     Peer("torch.func", "torch", ["python", "torch_func.py"], "A1 A32 B1 B2"),
     Peer("torch-stacked", "torch", ["python", "torch_stacked.py"], "B1 B2"),
 ]
-TWICE = ("dither", "yardstick")
+TWICE = ("dither", "yardstick", "yardstick-scored")
 
 
 @functools.cache  # one that cannot be made is tried once
@@ -120,13 +123,16 @@ def measured(peer: Peer, workload: str, seconds: float, limit: float) -> dict[st
             command, cwd=PEERS, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
         peak = 0.0
-        while process.poll() is None:
-            peak = max(peak, tree_memory_mb(process.pid))
-            if time.time() - began > limit:
-                os.killpg(process.pid, 9)
-                process.wait()
-                return {**row, "error": f"stopped after {limit:.0f} s"}
-            time.sleep(1.0)
+        try:
+            while process.poll() is None:
+                peak = max(peak, tree_memory_mb(process.pid))
+                if time.time() - began > limit:
+                    return {**row, "error": f"stopped after {limit:.0f} s"}
+                time.sleep(1.0)
+        finally:  # also if this process is ended: a measurement would go on alone
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         output.seek(0)
         text = output.read()
     lines = [line for line in text.splitlines() if line.startswith("RESULT ")]
@@ -199,6 +205,7 @@ def main() -> None:
     parser.add_argument("--show", action="store_true", help="only show what is stored")
     parser.add_argument("--markdown", action="store_true", help="show the table as Markdown")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # `timeout` too ends what was started here
     path = RESULTS / ("quick.json" if arguments.quick else "bench.json")
     if arguments.quick:
         path = CACHE / "quick.json"

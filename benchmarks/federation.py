@@ -30,6 +30,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -292,6 +293,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # `timeout` too ends what was started here
     found = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
     size = 4 * arguments.parameters
     plan = [("before", 4), ("after", 4)]

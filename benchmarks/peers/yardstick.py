@@ -1,6 +1,7 @@
 """The yardstick: each workload as one hand-written JAX loop, no library around it. Runs in Dither's environment.
 
     python yardstick.py A1 A32 B1 B2 C [--seconds S]
+    python yardstick.py B1 B2 C --scored    # with the evaluations that Dither makes, every 5 rounds
 
 No ledger, no accounting, no metrics, no finite checks, shapes and methods welded together: what a person would
 write who wants this one workload as fast as JAX makes it on a CPU. Rounds are one `fori_loop` with a traced
@@ -24,6 +25,8 @@ from jax.sharding import Mesh, PartitionSpec
 from workloads import Workload
 
 SEED = 1
+SCORED = workloads.flag("--scored")
+EVERY = 5  # rounds between evaluations; of B and C, as in benchmarks/specs
 
 
 # Random words
@@ -248,17 +251,54 @@ def deep(w: Workload, x, y):
     return advance, state, lambda state: [tuple(map(np.asarray, layer)) for layer in state[0]]
 
 
+def evaluation(w: Workload, x, y, block=512):
+    """Loss over all records, loss and accuracy over every tenth (the test records of `workloads.write`), in
+    blocks; half of them on each of two devices."""
+    x, y = x.reshape(-1, w.features), y.reshape(-1)
+    count, tests = len(y), len(y[::10])
+    blank = np.zeros((-(count + tests) % (2 * block), w.features), np.float32)
+    weights = np.zeros((count + tests + len(blank), 2), np.float32)
+    weights[:count, 0], weights[count : count + tests, 1] = 1 / count, 1 / tests
+    x, y = np.concatenate([x, x[::10], blank]), np.concatenate([y, y[::10], np.zeros(len(blank), y.dtype)])
+    mesh = Mesh(np.array(jax.devices()[:2]), ("half",))
+
+    def scores(params, x, y, weights):
+        def part(rows):
+            x, y, weights = rows
+            for i, (weight, bias) in enumerate(params):
+                x = (jnp.maximum(x, 0) if i else x) @ weight + bias
+            losses = jax.nn.logsumexp(x, 1) - jnp.take_along_axis(x, y[:, None], 1)[:, 0]
+            return jnp.stack([losses, jnp.argmax(x, 1) == y]) @ weights
+
+        blocks = jax.tree.map(lambda a: a.reshape(-1, block, *a.shape[1:]), (x, y, weights))
+        return jax.lax.psum(jnp.sum(jax.lax.map(part, blocks), 0), "half")
+
+    specs = (PartitionSpec(), *[PartitionSpec("half")] * 3)
+    compiled = jax.jit(
+        jax.shard_map(scores, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=False)
+    )
+    placed = jax.device_put((x, y, weights), jax.sharding.NamedSharding(mesh, PartitionSpec("half")))
+    return lambda state: np.asarray(compiled(state[0], *placed))
+
+
 def timed(w: Workload, seconds: float) -> None:
-    advance, state, layers = (deep if w.hidden or w.control else logistic)(w, *workloads.data(w))
-    done = 0
+    x, y = workloads.data(w)
+    advance, state, layers = (deep if w.hidden or w.control else logistic)(w, x, y)
+    evaluate, done = evaluation(w, x, y) if SCORED else None, 0
 
     def rounds(count):
         nonlocal state, done
-        state = jax.block_until_ready(advance(state, np.int32(done), np.int32(done + count)))
-        done += count
+        end = done + count
+        while done < end:
+            stop = min(end, done + EVERY - done % EVERY) if evaluate else end
+            state = jax.block_until_ready(advance(state, np.int32(done), np.int32(stop)))
+            done = stop
+            if evaluate and not done % EVERY:
+                evaluate(state)
 
     versions = {"python": sys.version.split()[0], "jax": jax.__version__}
-    workloads.measure(w, "yardstick", versions, rounds, lambda: layers(state), seconds=seconds)
+    name = "yardstick-scored" if SCORED else "yardstick"
+    workloads.measure(w, name, versions, rounds, lambda: layers(state), seconds=seconds)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -17,11 +18,17 @@ GRID = [
 ]  # fmt: skip
 
 
+@contextmanager
 def started(*arguments):
-    return subprocess.Popen(
+    """The command as a process, which does not outlive a test that fails."""
+    with subprocess.Popen(
         [sys.executable, "-m", "dither", *map(str, arguments)],
         stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env={**os.environ, "NO_COLOR": "1"},
-    )  # fmt: skip
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def until(condition, seconds=120):
@@ -36,19 +43,17 @@ def test_ctrl_c_and_a_kill_lose_the_batch_under_way_and_no_more(tmp_path):
     rounds = ["--set", "num_rounds=20000", "--set", "eval_every=500"]
     folder = tmp_path / "out"
     batches = lambda: len(list(folder.glob("batches/*.json.gz")))  # noqa: E731
-    process = started(*GRID, *rounds, "--out", folder)
-    until(lambda: batches() == 1)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    with started(*GRID, *rounds, "--out", folder) as process:
+        until(lambda: batches() == 1)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert f"--out {folder}" in errors.replace("\n", " ")
     assert "continue with" in errors
     assert "Traceback" not in errors
     kept = batches()
-    process = started(*GRID, *rounds, "--out", folder)
-    until(lambda: batches() == kept + 1)
-    process.kill()
-    process.communicate()
+    with started(*GRID, *rounds, "--out", folder):
+        until(lambda: batches() == kept + 1)  # and then it is killed
     assert not (folder / "runs.csv").exists()
     dither(*GRID, *rounds, "--out", folder, "--quiet")
     dither(*GRID, *rounds, "--out", tmp_path / "whole", "--quiet")

@@ -5,7 +5,8 @@ import pytest
 
 from dither import data
 from dither.data.dataset import LoadOptions, dataset_from_tables
-from dither.experiment.build import build_experiment, large_delta
+from dither.experiment.build import build_experiment, engine_options, large_delta
+from dither.experiment.plan.records import synthetic_data
 from dither.spec import Spec
 
 
@@ -68,3 +69,19 @@ def test_a_large_delta_is_named_beside_every_epsilon(values, records, words):
     warnings = large_delta(Spec().with_values(values), records, False)
     assert bool(warnings) == bool(words)
     assert words in "".join(warnings)
+
+
+def test_wide_vectors_are_for_large_models_whose_products_are_of_two_matrices():
+    """A product with a vector (one score, or one record), or a convolution, would be added in another order."""
+
+    def wide(classes=3, **values):
+        large = {"num_clients": 4, "cohort_size": 4, "num_rounds": 2, "batch_size": 4, "randomness": "seeded"}
+        large |= {"model.name": "mlp", "model.hidden": [6000]}
+        dataset = synthetic_data(200, 10, num_classes=classes).dataset
+        spec = Spec.from_preset("cpfed").with_values({**large, **values})
+        return engine_options(build_experiment(spec, dataset=dataset))["wide_vectors"]
+
+    assert wide()
+    assert not wide(classes=2)
+    assert not wide(batch_size=1)
+    assert not wide(**{"model.hidden": [8]})  # the noise of a small model takes no time

@@ -62,6 +62,42 @@ def test_states_of_clients_on_other_devices_are_kept():
     assert any(np.asarray(leaf).any() for leaf in kept)
 
 
+def test_rounds_after_an_evaluation_run_the_same_program():
+    """The state always lies as the inputs do. The compiler is free to lay a single run otherwise, and then the
+    rounds after the first evaluation were compiled again."""
+    model, prepared = prepare()
+    simulation = engine.Simulation(
+        model,
+        prepared.build,
+        num_clients=len(SIZES),
+        cohort_size_at=prepared.cohort_size_at,
+        shards=Shards(1, 2),
+    )
+    inputs = simulation.inputs(small_problem(), seeds=[3], hyper=batched(prepared.hyper, 1))
+    state = simulation.start(inputs)
+    for index in range(2):
+        assert {leaf.sharding for leaf in jax.tree.leaves(state)} == {inputs.runs.seed.sharding}
+        state = engine.reset_metrics(simulation.advance(state, inputs, index, index + 1))
+    assert simulation._advance._jitted._cache_size() == 1
+
+
+def test_wide_vectors_change_no_bit_of_noise_sums_and_products_of_matrices():
+    """Optimised as in a run: elsewhere in these tests the compiler does not vectorise."""
+
+    def program(seed, x):
+        z = noise.gaussian(noise.key(seed), x, noise_std=jnp.float32(0.5))
+        product = jax.nn.softmax(z.T @ z)
+        return z, product, jnp.sum(z, axis=0), jnp.sum(z, axis=1), jnp.sqrt(jnp.sum(jnp.square(z)))
+
+    x = np.random.default_rng(0).random((203, 101), np.float32)
+    found = {}
+    for width in (256, 512):
+        options = {"xla_cpu_prefer_vector_width": width, "xla_backend_optimization_level": 3}
+        found[width] = jax.jit(program, compiler_options=options)(np.uint32(7), x)
+    for narrow, wide in zip(found[256], found[512], strict=True):
+        assert np.asarray(narrow).tobytes() == np.asarray(wide).tobytes()
+
+
 def test_integer_sums_are_the_same_bit_for_bit():
     model, prepared = prepare()
     how = Aggregation("ideal", FixedPoint.fitting(3, scale_bits=16, modulus_bits=32))

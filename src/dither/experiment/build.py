@@ -778,8 +778,12 @@ def engine_options(experiment: Experiment) -> dict[str, Any]:
     """What a spec asks of the simulator, apart from method, data and seeds."""
     spec, prepared = experiment.spec, experiment.prepared
     noisy = any(np.any(prepared.hyper[name]) for name in prepared.plan.noise_names)
+    large = devices.sequential_clients(step_numbers(experiment))
+    # Wide vectors change the last bits of other products: of convolutions, and of a single score or record.
+    dense = spec.model.name in ("softmax", "mlp") and len(experiment.dataset.classes) > 2
     return {
-        "layout": "loop" if devices.sequential_clients(step_numbers(experiment)) else "vmap",
+        "layout": "loop" if large else "vmap",
+        "wide_vectors": large and dense and batch_records(experiment) > 1,
         "randomness": spec.source_of_randomness,
         "aggregation": aggregation(experiment),
         "dropout": spec.federation.dropout,

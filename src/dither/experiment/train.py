@@ -321,7 +321,7 @@ def train(
     if recorder is not None:
         state, done = recorder.restored(state)
     done = int(distributed.broadcast({"done": done})["done"])
-    if done and distributed.count() > 1:
+    if done and not shards.alone:  # the others get it too, and it lies where the rounds take it
         with distributed.computing():
             leaves, structure = jax.tree.flatten(state)
             leaves = distributed.broadcast_arrays([distributed.fetched(leaf) for leaf in leaves])

@@ -41,7 +41,7 @@ def train(
     clients at once would not fit for image data.
     """
 
-    with jax.named_scope("gather"):  # names for a profile (benchmarks/profile.py)
+    with jax.named_scope("gather"):  # names for a profile (benchmarks/profiling.py)
         rows = records.rows(batches.positions)
         labels = records.y[rows]
         weights = batches.weights * (labels >= 0)  # a blanked record (label below 0, zero-out) adds nothing

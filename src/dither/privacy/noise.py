@@ -266,7 +266,7 @@ def gaussian(key: Key, tree: PyTree, *, noise_std: Array) -> PyTree:
     From a JAX key N(0, noise_std²) in float32. From OS entropy discrete Gaussian noise on a lattice, to which the
     values are rounded first (`privacy.lattice`).
     """
-    with jax.named_scope("noise"):  # names for a profile (benchmarks/profile.py)
+    with jax.named_scope("noise"):  # names for a profile (benchmarks/profiling.py)
         if isinstance(key, OsEntropy):
             drawn = _lattice_noise(key, tree)
             return jax.tree.map(lambda value, n: lattice.released(value, n, noise_std), tree, drawn)

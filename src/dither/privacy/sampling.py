@@ -89,7 +89,7 @@ def make(
         sampler = poisson(batch_size, local_steps, smallest, largest, sampling_rate)
     else:
         sampler = _SAMPLERS[kind](batch_size, local_steps, smallest, largest)
-    return sampler._replace(draw=jax.named_scope("sampling")(sampler.draw))  # a name for benchmarks/profile.py
+    return sampler._replace(draw=jax.named_scope("sampling")(sampler.draw))  # a name for benchmarks/profiling.py
 
 
 def _fixed(batch_size: int, local_steps: int, smallest: int, largest: int) -> BatchSampler:

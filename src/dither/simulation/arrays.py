@@ -171,6 +171,15 @@ class Shards(NamedTuple):
 
         return everywhere
 
+    def jit(self, function: Callable[..., Any], arguments: str, *, wide_vectors: bool, **options: Any) -> Any:
+        """`spread` and compiled. Results lie as `place` lays the runs: what a call returns, the next one takes
+        without another program."""
+        if not self.alone:
+            options["out_shardings"] = NamedSharding(self._mesh(), PartitionSpec(RUNS))
+        if wide_vectors and jax.default_backend() == "cpu":
+            options["compiler_options"] = {"xla_cpu_prefer_vector_width": 512}
+        return jax.jit(self.spread(function, arguments), **options)
+
     def place(self, runs: PyTree, shared: PyTree) -> tuple[PyTree, PyTree]:
         """The arrays of the runs, and those that all runs read, where `spread` wants them."""
         if self.alone:

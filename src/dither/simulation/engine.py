@@ -93,6 +93,9 @@ class Simulation:
     `shards` spreads runs and a round's clients over devices. On each device its runs go side by side, or, with
     `sequential_runs`, one after the other: a CPU's caches prefer that once a run's arrays are large.
 
+    `wide_vectors` compiles for vectors of 512 bits on a CPU that has them (XLA's own choice is 256), at which
+    noise is drawn twice as fast. Products of two matrices keep their bits; others are added in another order.
+
     gradient_norm adds "gradient_sq" to the evaluation: |∇f|² of the mean loss over all clients' records.
 
     `program_key` names all that the compiled programs depend on besides the arguments' shapes; with it they are
@@ -116,6 +119,7 @@ class Simulation:
     gradient_norm: bool = False
     shards: Shards = ONE_DEVICE
     sequential_runs: bool = False
+    wide_vectors: bool = False
     program_key: str = ""
 
     def __post_init__(self) -> None:
@@ -135,11 +139,13 @@ class Simulation:
                 f"{self.shards.devices} devices with secure aggregation {self.aggregation.mode!r}, which sums on "
                 "the host: use shards=ONE_DEVICE"
             )
-        shard = self.shards.spread  # each argument's letter: "r" has an axis of runs, "." has none
 
         def program(function: Callable[..., Any], arguments: str, **options: Any) -> KeptProgram:
+            """Each argument has a letter: "r" if it has an axis of runs, "." if not."""
             name = f"{self.program_key} {function.__name__}" if self.program_key else ""
-            return KeptProgram(jax.jit(shard(function, arguments), **options), name)
+            return KeptProgram(
+                self.shards.jit(function, arguments, wide_vectors=self.wide_vectors, **options), name
+            )
 
         self._start = program(self._start_runs, "r.")
         self._advance = program(self._advance_runs, "rr...", static_argnames="cohort_size", donate_argnums=0)
@@ -687,9 +693,13 @@ def chunks(done: int, num_rounds: int, eval_every: int) -> list[tuple[int, int]]
 
 def reset_metrics(state: State) -> State:
     """The state with the sums of metrics emptied."""
+
+    def zeros(value: Array) -> Array:  # where the value lies: the compiled rounds take no other place
+        several = len(value.sharding.device_set) > 1
+        return jnp.zeros_like(value, device=value.sharding if several else None)
+
     return state._replace(
-        metrics={name: jnp.zeros_like(value) for name, value in state.metrics.items()},
-        rounds=jnp.zeros_like(state.rounds),
+        metrics={name: zeros(value) for name, value in state.metrics.items()}, rounds=zeros(state.rounds)
     )
 
 

@@ -1,6 +1,6 @@
 """Where a run's time goes: the compiled rounds by part, evaluation, ledger and Python.
 
-    python benchmarks/profile.py A1 A32 B1 B2 C [--rounds N] [--json FILE]
+    python benchmarks/profiling.py A1 A32 B1 B2 C [--rounds N] [--json FILE]
 
 Each workload (benchmarks/specs) is trained twice. First through `dither.run`, ledger and metrics on, with the
 calls that make up a run timed from outside: rounds, evaluations, ledger; the rest is Python. Then some of its
