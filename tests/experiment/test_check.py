@@ -10,6 +10,7 @@ import pytest
 
 from dither.errors import NoProof, SpecError
 from dither.experiment.check import check
+from dither.types import epsilon_text
 
 DPSGD = {
     "noise_multiplier": 1.1,
@@ -152,5 +153,5 @@ def test_the_numbers_of_the_docs():
         values = {"sampling": "poisson"} if "sampling=poisson" in command else {}
         values |= {"steps": 125} if "steps=125" in command else {}
         result = check(file, values)
-        assert f"{result.proven('zero-out').value:.3g}" == zero_out
-        assert f"{result.proven('replace-one').value:.3g}" == replace_one
+        assert epsilon_text(result.proven("zero-out").value) == zero_out
+        assert epsilon_text(result.proven("replace-one").value) == replace_one

@@ -204,4 +204,4 @@ def test_cryptography_is_imported_in_few_places():
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if any(name.split(".")[0] == "cryptography" for name in names):
                 found.add(path.name)
-    assert found == {"primitives.py", "entropy.py", "keys.py", "fleet.py"}
+    assert found == {"primitives.py", "entropy.py", "keys.py", "fleet.py", "kits.py"}
