@@ -106,13 +106,13 @@ class Rounds:
         zero, one = np.int32(0), np.int32(1)
         records = Records(jnp.asarray(self.x), jnp.asarray(self.y), jnp.zeros(1, jnp.int32), zero, one)
 
-        def upload() -> PyTree:
+        def upload(records: Records) -> PyTree:
             algorithm = self.experiment.prepared.build(float32(compiled_hyper(self.experiment)))
             message, kept = algorithm.message(algorithm.init(start)), algorithm.client_init(start)
             keys = engine.client_keys(jnp.uint32(0), zero, zero)
             return algorithm.client(keys, message, kept, records, Round(zero, zero, one)).upload
 
-        return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), jax.eval_shape(upload))
+        return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), jax.eval_shape(upload, records))
 
     def _cohorts(self, silent: int) -> tuple[np.ndarray, np.ndarray]:
         """Who takes part, and who of them does not answer: the loudest."""
