@@ -5,7 +5,8 @@ python tools/add_seeds.py results/report.json --cache CACHE [--minutes M] [FIGUR
 What the report has decided stays as it is. Each other verdict is computed look by look (5, 10, 20 and 30 seeds)
 until it is decided, cheapest first, and put into the report as soon as it is known. Finished runs are kept in
 CACHE, so the same call continues. `--views` takes the undecided verdicts of the three views, at the report's
-scale, in place of those with open settings changed. `--list` prints what is undecided, with its seeds.
+scale, in place of those with open settings changed. `--list` prints what is undecided, with its seeds. After M
+minutes, settings that the report lacks are put into it as not computed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dither.experiment.folder import to_json, write_text
 from dither.experiment.sweep import batches
 from dither.reproduction.cache import Accounts, Cache
 from dither.reproduction.figure import Change, Criterion, Figure, MissingRun, View, select
-from dither.reproduction.judging import FAILS, HOLDS, LOOKS, Verdict, counted
+from dither.reproduction.judging import FAILS, HOLDS, LOOKS, NOT_COMPUTED, Verdict, counted
 from dither.reproduction.running import Work, changed_row, changed_views, judged_criteria, judged_in, settled
 
 ROBUST = "robust"
@@ -36,6 +37,7 @@ class Open(NamedTuple):
     view: View
     change: Change | None  # None: the reference at the report's scale
     seeds: int  # so far
+    new: bool = False  # the report does not have this setting yet
 
     @property
     def name(self) -> str:
@@ -56,8 +58,9 @@ def undecided(report: dict[str, Any], figures: list[Figure], runs: Cache, accoun
             for criterion in judged_criteria(figure):
                 robustness = _claim(report, figure, criterion)["robustness"]
                 row = _row(robustness["verdicts"], change.label) if robustness else None
-                if row is None or row["verdict"] not in (HOLDS, FAILS):
-                    found.append(Open(criterion, view, change, row.get("seeds", 0) if row else 0))
+                seeds = row.get("seeds", 0) if row else 0
+                if row is None or (row["verdict"] not in (HOLDS, FAILS) and seeds < view.scale.max_seeds):
+                    found.append(Open(criterion, view, change, seeds, row is None))
     return found
 
 
@@ -93,6 +96,8 @@ def put(path: Path, item: Open) -> str:
     else:
         judged = changed_row(criterion, change, item.view)
         status, seeds = judged["verdict"], judged["seeds"]
+        if status == NOT_COMPUTED and not item.new:
+            return "as before"
     with path.with_suffix(".lock").open("w") as lock:  # several of these commands may share a report
         fcntl.flock(lock, fcntl.LOCK_EX)
         report = json.loads(path.read_text(encoding="utf-8"))
@@ -136,7 +141,7 @@ def main() -> None:
     for item in found if options.list else sorted(found, key=Open.seconds):
         if options.list:
             print(f"{item.name}: {counted(item.seeds, 'seed')}, next look about {item.seconds():.0f} s")
-        elif time.time() < deadline:
+        elif item.new or time.time() < deadline:
             settle(options.report, item, cache, deadline)
 
 
