@@ -228,6 +228,7 @@ def _rows(rows: Sequence[Mapping[str, Any]]) -> str:
     def cell(value: Any) -> str:
         return f"<td>{escape(f'{value:.5g}' if isinstance(value, float) else str(value))}</td>"
 
-    head = "".join(f"<th>{escape(str(name))}</th>" for name in rows[0])
-    body = "".join(f"<tr>{''.join(map(cell, row.values()))}</tr>" for row in rows)
+    names = dict.fromkeys(name for row in rows for name in row)
+    head = "".join(f"<th>{escape(str(name))}</th>" for name in names)
+    body = "".join(f"<tr>{''.join(cell(row.get(name, '')) for name in names)}</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
