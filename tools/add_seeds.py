@@ -60,7 +60,7 @@ def undecided(report: dict[str, Any], figures: list[Figure], runs: Cache, accoun
                 row = _row(robustness["verdicts"], change.label) if robustness else None
                 seeds = row.get("seeds", 0) if row else 0
                 if row is None or (row["verdict"] not in (HOLDS, FAILS) and seeds < view.scale.max_seeds):
-                    found.append(Open(criterion, view, change, seeds, row is None))
+                    found.append(Open(criterion, unseen(view, seeds), change, seeds, row is None))
     return found
 
 
@@ -74,7 +74,7 @@ def undecided_views(report: dict[str, Any], figures: list[Figure], runs: Cache, 
                 seeds = Verdict("", "", tuple(stored["numbers"])).seeds if stored else 0
                 decided = stored is not None and stored["status"] in (HOLDS, FAILS)
                 if not decided and seeds < view.scale.max_seeds:
-                    found.append(Open(criterion, view, None, seeds))
+                    found.append(Open(criterion, unseen(view, seeds), None, seeds))
     return found
 
 
@@ -85,6 +85,11 @@ def _claim(report: dict[str, Any], figure: Figure, criterion: Criterion) -> dict
 
 def _row(rows: list[dict[str, Any]], setting: str) -> dict[str, Any] | None:
     return next((row for row in rows if row["setting"] == setting), None)
+
+
+def unseen(view: View, seeds: int) -> View:
+    """The view from its next look on: a look that was undecided is not taken again with other runs."""
+    return view.like(more_seeds=next((look for look in LOOKS if look > seeds), 0)) if seeds else view
 
 
 def put(path: Path, item: Open) -> str:
