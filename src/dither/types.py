@@ -30,6 +30,8 @@ def epsilon_text(value: float | str, rounded: str = "up", digits: int = 3) -> st
     return f"{float(context.create_decimal(repr(float(value)))):.{digits}g}"
 
 
+CLIP_RANGE = 2.0**10  # how far an adaptive clip may go from where it began
+
 Array = Any  # a jax.Array inside a traced function, a NumPy array on the host
 PyTree = Any  # nested tuples, dicts, named tuples of arrays
 Params = PyTree
@@ -392,7 +394,8 @@ class PrivacyPlan(NamedTuple):
     def longest_upload(self) -> float:
         """How far records may move a client's model in a round, before its weight and its noise."""
         param_clip: float = self.options.get("param_clip", 0.0)
-        return max(self.client_lr * self.local_steps * self.clip_norm, 2 * param_clip)
+        largest_clip = self.clip_norm * (CLIP_RANGE if self.clip_quantile else 1.0)
+        return max(self.client_lr * self.local_steps * largest_clip, 2 * param_clip)
 
     @property
     def lattice(self) -> Lattice | None:

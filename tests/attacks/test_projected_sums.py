@@ -7,6 +7,7 @@ target's upload is short and keeps its noise. A proof that counted the others' n
 
 import numpy as np
 import pytest
+from safetensors import numpy as safetensors
 
 from dither import accounting
 from dither.data import ClientPartition, Dataset
@@ -33,13 +34,14 @@ VALUES = {
 }
 
 
-def world(target, values):
+def world(target, values, label=None):
     """The experiment whose target record is there, or blanked: all records point in the first direction."""
     y = np.repeat(np.arange(CLIENTS, dtype=np.int32) % 2, RECORDS)
+    y = y if label is None else np.full_like(y, label)  # or all pull the same way
     x = np.zeros((len(y), 2), np.float32)
     x[:, 0] = 100.0  # half of the others pull one way, half the other way
     y[:RECORDS] = -1  # the target's other records say nothing
-    y[0] = 1 if target else -1
+    y[0] = (1 if label is None else label) if target else -1
     start, size = np.arange(CLIENTS) * RECORDS, np.full(CLIENTS, RECORDS)
     partition = ClientPartition(np.arange(len(y)), start, size, tuple(map(str, range(CLIENTS))))
     dataset = Dataset("made", x, y, x[:1], y[-1:], ("a", "b"), ("one", "two"))
@@ -47,9 +49,10 @@ def world(target, values):
     return assemble(Spec().with_values({**VALUES, **values}), dataset, partition, problem)
 
 
-def exhibited(values):
-    """ε shown by the sums of many runs in both worlds, and the proven one."""
-    worlds = [world(target, values) for target in (True, False)]
+def exhibited(values, label=None, server=lambda state: state):
+    """ε shown by the sums of many runs in both worlds, and the proven one. `server` makes the state in which the
+    round is made."""
+    worlds = [world(target, values, label) for target in (True, False)]
     first, seeds = worlds[0], list(range(RUNS))
     simulation = engine.Simulation(
         first.model, first.prepared.build, num_clients=CLIENTS, cohort_size_at=lambda index: CLIENTS,
@@ -59,7 +62,8 @@ def exhibited(values):
     sums = []
     for each in worlds:
         inputs = simulation.inputs(each.problem, seeds=seeds, hyper=hyper)
-        state = simulation.advance(simulation.start(inputs), inputs, 0, 1)
+        state = simulation.start(inputs)
+        state = simulation.advance(state._replace(server=server(state.server)), inputs, 0, 1)
         sums.append(np.asarray(simulation.params(state, inputs)["out"]["w"])[:, 0, 0])
     shift = abs(np.mean(sums[0] - sums[1]))  # the seeds are the same, and so is the noise
     spread = np.std(sums[0], ddof=1) * (1 + 4 / np.sqrt(2 * RUNS))  # four standard errors above what was seen
@@ -77,6 +81,51 @@ WORDS = {"client_lr": 2000.0}  # at the largest number that the words hold: 64
 def test_projected_uploads_hide_nobody_else(values):
     attacked, row = exhibited(values)
     assert 3 < attacked <= row.value
+
+
+TIGHT = {"secagg.bound": 0.11}  # enough for the longest first upload and its noise
+
+
+def test_a_regulariser_may_push_uploads_over_the_bound(tmp_path):
+    """At this model the regulariser adds 1.3 to every upload, so that the long ones of the others are cut: 4.2 was
+    shown for 0.95."""
+    weights = save(tmp_path, 1.3)
+    attacked, row = exhibited({**TIGHT, "model.l2": 0.5, "model.weights": weights}, label=0)
+    assert 3 < attacked <= row.value
+    small = {**TIGHT, "model.l2": 1e-3, "model.weights": weights}
+    assert world(True, small).accountant().epsilon("sum") <= 1
+    assert world(True, {**small, "server_optimizer": "adam"}).accountant().epsilon("sum") > 3
+    assert world(True, {**small, "client_lr": 0.1, "model.l2": 11.0}).accountant().epsilon("sum") > 3
+
+
+def test_a_clip_that_grows_may_push_uploads_over_the_bound():
+    """The clip may grow by 20% a round, and uploads grow with it: 4.2 was shown for 3.4."""
+
+    def grown(state):
+        return {**state, "clip": np.full_like(state["clip"], 1.19**9)}
+
+    attacked, row = exhibited({**TIGHT, "privacy.clip_quantile": 0.9, "num_rounds": 10}, 0, grown)
+    assert 3.5 < attacked <= row.value
+    roomy = world(True, {"privacy.clip_quantile": 0.9, "secagg.modulus_bits": 64}).accountant()
+    assert roomy.epsilon("sum") < 0.5 * roomy.epsilon("upload")
+
+
+def test_a_broadcast_outside_the_ball_may_push_nbafls_uploads_over_the_bound(tmp_path):
+    """An upload is the way from the broadcast into the ball."""
+    values = {"method": "nbafl", "privacy.clip": "none", "privacy.noise_std": 0.12, "secagg.bound": 0.3}
+    inside, outside = (
+        world(True, {**values, "method_options.param_clip": 1.0, "model.weights": save(tmp_path, start)})
+        for start in (0.5, 4.5)
+    )
+    assert inside.accountant().epsilon("sum") < 0.5 * inside.accountant().epsilon("upload")
+    assert outside.accountant().epsilon("sum") == outside.accountant().epsilon("upload")
+
+
+def save(folder, start):
+    """A file of weights with this number in the first direction."""
+    file = folder / f"{start}.safetensors"
+    safetensors.save_file({"out/w": np.array([[start], [0.0]], np.float32)}, file)
+    return str(file)
 
 
 def test_without_a_ball_the_others_noise_counts():

@@ -31,13 +31,14 @@ from dither.methods.local import batch_sampler
 from dither.models import Model, count_params, program_digest
 from dither.models import from_spec as model_from_spec
 from dither.privacy import sampling
+from dither.privacy.noise import stream
 from dither.secagg.encoding import FixedPoint
 from dither.secagg.graph import Rules
 from dither.simulation import devices, distributed, engine, streaming
 from dither.simulation.aggregation import Aggregation
 from dither.simulation.arrays import ONE_DEVICE, Shards, aligned
 from dither.spec import IN_MEMORY, METHODS, MODELS, Spec
-from dither.types import Claim, Prepared, PrivacyPlan, RoundInfo
+from dither.types import CLIP_RANGE, Claim, Prepared, PrivacyPlan, RoundInfo
 
 LIBRARIES = ("jaxlib", "optax", "scipy")  # whose code compiled rounds are traced from
 _BEGAN = time.time() - 60  # not later than this process read its code
@@ -377,16 +378,41 @@ def _uploads_cut(experiment: Experiment, *, noisy: bool = True) -> bool:
     smallest = min(map(len, plan.cohorts))
     heaviest = 1.0 if plan.weights is None else float(np.max(plan.weights) / np.mean(plan.weights))
     deviation = _largest_noise(experiment, smallest) if noisy else 0.0
-    return heaviest / smallest * (longest + 8 * deviation) > _encoding(experiment).bound
+    moved = longest + 8 * deviation
+    moved += _moved_by_broadcast(experiment, heaviest * moved, noisy=noisy)
+    return heaviest / smallest * moved > _encoding(experiment).bound
+
+
+def _moved_by_broadcast(experiment: Experiment, moved: float, *, noisy: bool) -> float:
+    """How far a broadcast model may carry a coordinate of the uploads that answer it, if a round moves the model
+    by `moved` at most: by the pull of a regulariser outside the clip, or by how far a broadcast of NbAFL lies
+    outside the ball of its clip."""
+    plan, spec = experiment.plan, experiment.spec
+    param_clip = float(plan.options.get("param_clip", 0.0))
+    pull = 2 * plan.client_lr * plan.l2 if plan.clip == "example" or not plan.l2_inside_clip else 0.0
+    if not param_clip and not pull:
+        return 0.0
+    leaves = jax.tree.leaves(experiment.model.init(stream(spec.seed, "init")))
+    start = max(float(np.max(np.abs(leaf), initial=0.0)) for leaf in leaves)
+    if param_clip:
+        info = RoundInfo(0, 0, int(plan.client_sizes[0]), plan.cohort_size)
+        stds = [release.noise_std for release in experiment.prepared.releases(info)] if noisy else []
+        lost = plan.cohort_size / max(plan.cohort_size - tolerated(spec), 1)  # whose noise the server makes up for
+        return max(start - param_clip, 8 * lost * math.hypot(*stds))
+    if pull > 2 or spec.server_optimizer != "sgd":
+        return math.inf  # the model may go anywhere
+    return plan.local_steps * pull * (start + len(plan.cohorts) * max(1.0, spec.server_lr) * moved)
 
 
 def _largest_noise(experiment: Experiment, cohort_size: int) -> float:
-    """The largest deviation of any client's noise on the change of its model, in the first round."""
+    """The largest deviation of any client's noise on the change of its model, in the first round, at the largest
+    clip."""
     plan, releases = experiment.plan, experiment.prepared.releases
     loudest = {int(np.argmax(plan.hyper[name])) for name in plan.noise_names} or {0}  # 0 if all have the same
     infos = [RoundInfo(0, client, int(plan.client_sizes[client]), cohort_size) for client in loudest]
     squares = [sum(r.uses * r.noise_std**2 for r in releases(info) if r.channel == "uplink") for info in infos]
-    return math.sqrt(max(squares)) * (1.0 if plan.upload_noise else plan.client_lr)  # upload, or gradients
+    deviation = math.sqrt(max(squares)) * (CLIP_RANGE if plan.clip_quantile else 1.0)
+    return deviation * (1.0 if plan.upload_noise else plan.client_lr)  # upload, or gradients
 
 
 def _upload_noise(experiment: Experiment, encoding: FixedPoint) -> Callable[[int, int, int], float]:

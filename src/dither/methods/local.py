@@ -423,7 +423,6 @@ def whole_error(model: Model) -> float:
 
 COUNT_SHARE = 0.1  # of the clip, which one record adds to the count or takes from it
 CLIP_RATE = 0.2  # by which the clip's logarithm follows the count
-_CLIP_RANGE = 2.0**10  # how far the clip may go from where it began
 _MOST_COUNTED = 2**21  # records in a batch, whose count float32 holds
 
 
@@ -455,7 +454,7 @@ def _balance(hyper: Hyper, mean: CountedGradient) -> Array:
 def _at_clip(hyper: Hyper, factor: Array) -> Hyper:
     """`hyper` in a round whose clip is `factor` times the first: its noise is, too. Whatever is broadcast, the
     factor is a number in a range that float32 computes with."""
-    factor = jnp.where(factor >= 1 / _CLIP_RANGE, jnp.minimum(factor, _CLIP_RANGE), 1 / _CLIP_RANGE)
+    factor = jnp.where(factor >= 1 / types.CLIP_RANGE, jnp.minimum(factor, types.CLIP_RANGE), 1 / types.CLIP_RANGE)
     return {**hyper, "clip_norm": hyper["clip_norm"] * factor, "noise_std": hyper["noise_std"] * factor}
 
 
@@ -464,7 +463,7 @@ def _next_clip(hyper: Hyper, factor: Array, balance: Array) -> Array:
     all."""
     unclipped = jnp.clip((balance + 1) / 2, -1, 2)
     factor = factor * jnp.exp(-CLIP_RATE * (unclipped - hyper["clip_quantile"]))
-    return jnp.clip(factor, 1 / _CLIP_RANGE, _CLIP_RANGE)
+    return jnp.clip(factor, 1 / types.CLIP_RANGE, types.CLIP_RANGE)
 
 
 def gradient_sensitivity(clip: str, clip_norm: float, divisor: float, adjacency: str) -> float:
