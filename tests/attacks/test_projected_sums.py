@@ -121,6 +121,30 @@ def test_a_broadcast_outside_the_ball_may_push_nbafls_uploads_over_the_bound(tmp
     assert outside.accountant().epsilon("sum") == outside.accountant().epsilon("upload")
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"model.l2": 0.25, "secagg.bound": 60.0},
+        {"method": "nbafl", "privacy.clip": "none", "method_options.param_clip": 1.0, "secagg.bound": 0.5},
+    ],
+)
+def test_a_server_that_overshoots_may_push_uploads_over_the_bound(values, tmp_path):
+    """The server goes back 10 or 20 times as far as the clients ask: the model grows from round to round, and
+    uploads of every client were cut. Sums were proved at 3.5, single uploads at 19."""
+    values = {**values, "server_schedule": "linear", "num_rounds": 10, "model.weights": save(tmp_path, 1.0)}
+    overshooting = world(True, {**values, "server_lr": 20.0})
+    simulation = engine.Simulation(
+        overshooting.model, overshooting.prepared.build, num_clients=CLIENTS, cohort_size_at=lambda index: CLIENTS,
+        **{**engine_options(overshooting), "randomness": "seeded"},
+    )  # fmt: skip
+    hyper = {name: np.asarray(value)[None] for name, value in overshooting.prepared.hyper.items()}
+    inputs = simulation.inputs(overshooting.problem, seeds=[0], hyper=hyper)
+    assert simulation.advance(simulation.start(inputs), inputs, 0, 9).clamped[0] >= CLIENTS
+    accountant, steady = overshooting.accountant(), world(True, values).accountant()
+    assert accountant.epsilon("sum") == accountant.epsilon("upload")
+    assert steady.epsilon("sum") < 0.5 * steady.epsilon("upload")
+
+
 def save(folder, start):
     """A file of weights with this number in the first direction."""
     file = folder / f"{start}.safetensors"

@@ -394,13 +394,19 @@ def _moved_by_broadcast(experiment: Experiment, moved: float, *, noisy: bool) ->
         return 0.0
     leaves = jax.tree.leaves(experiment.model.init(stream(spec.seed, "init")))
     start = max(float(np.max(np.abs(leaf), initial=0.0)) for leaf in leaves)
+    # A round takes a share of the model away (NbAFL: all of it), several times if the server's rate is large or
+    # the heaviest clients are left. The model may grow if that is more than all of it, for a regulariser twice.
+    weights = np.ones(plan.num_clients) if plan.weights is None else plan.weights
+    left = max(min(map(len, plan.cohorts)) - tolerated(spec), 1)
+    often = max(1.0, spec.server_lr) * float(np.mean(np.sort(weights)[-left:]) / np.mean(weights))
+    taken, most = (1.0, 1.0) if param_clip else (min(plan.local_steps * pull, 2.0), 2.0)
+    if pull > 2 or often * taken > most * (1 + 1e-9) or spec.server_optimizer != "sgd":
+        return math.inf  # the model may go anywhere
     if param_clip:
         info = RoundInfo(0, 0, int(plan.client_sizes[0]), plan.cohort_size)
         stds = [release.noise_std for release in experiment.prepared.releases(info)] if noisy else []
         lost = plan.cohort_size / max(plan.cohort_size - tolerated(spec), 1)  # whose noise the server makes up for
         return max(start - param_clip, 8 * lost * math.hypot(*stds))
-    if pull > 2 or spec.server_optimizer != "sgd":
-        return math.inf  # the model may go anywhere
     return plan.local_steps * pull * (start + len(plan.cohorts) * max(1.0, spec.server_lr) * moved)
 
 
