@@ -27,6 +27,7 @@ Tails = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 _ALL_STEPS_CELLS = 2**21  # at most so many cells for all different releases together
 _WINDOW_CELLS = 2**22  # and for the composed loss
+_ULP = 2.0**-52  # relative error of a product in float64, and of what is transformed
 _LEAST_SPAN = 1e-12  # losses that all lie closer together are taken as this far apart
 
 
@@ -342,9 +343,11 @@ def compose(events: Sequence[Events], delta: float, resolution: Resolution = FIN
         return LossDistribution(0, 1.0, np.ones(1), 0.0)
     masses = np.roll(np.fft.irfft(total, size), -first)
     # Mass that left the window wraps around: from below to the top, which is pessimistic; from above to the
-    # bottom, which is at most `tail` and charged. Negative cells show how large the rounding of the FFT is.
+    # bottom, which is at most `tail` and charged. Negative cells show how large the rounding of the FFT is; what
+    # all cells of a tail share they do not show, and that grows with every product.
     rounding = float(-masses[masses < 0].sum())
-    return LossDistribution(first, step, np.maximum(masses, 0.0), -math.expm1(log_finite) + tail + rounding)
+    charged = max(tail + rounding, steps * _ULP)
+    return LossDistribution(first, step, np.maximum(masses, 0.0), -math.expm1(log_finite) + charged)
 
 
 def _step_size(
