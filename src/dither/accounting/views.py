@@ -168,6 +168,7 @@ _FLOAT_CREDIT = (
     "that broadcasts no huge numbers (R7)"
 )
 _FLOAT_PLACES = "floating-point sums under add/remove, where records change places (R7)"
+OVERHEARD = "an outsider who sees uploads of the other clients too: their noise is counted as unknown (N3)"
 FLOAT_SUMS = "floating-point sums before the noise: the proof is for real numbers"
 
 # What computing with numbers may leave uncovered
@@ -246,8 +247,8 @@ def account(
 
 
 def _gaps(bound: Bound, premises: Premises) -> tuple[str, ...]:
-    """What floating-point arithmetic leaves uncovered. Exact noise (R7) covers releases whose bound rests on their
-    own noise alone."""
+    """What floating-point arithmetic leaves uncovered, and who may hear others. Exact noise (R7) covers releases
+    whose bound rests on their own noise alone."""
     recipe, conditions = bound.recipe, premises.conditions
     channel = "downlink" if recipe.endswith(" downlink") else "uplink"
     releases = [r for group, _, _ in premises.of(channel) for r in group if r.uses]
@@ -269,6 +270,7 @@ def _gaps(bound: Bound, premises: Premises) -> tuple[str, ...]:
         FLOAT_SUMS: exact and by_use,
         SAMPLER_ERROR: ideal and recipe != NO_PROOF,
         _ROUNDING: rounded and not integers,
+        OVERHEARD: recipe.endswith(" joint"),
     }
     return tuple(text for text, applies in gaps.items() if applies)
 
