@@ -117,6 +117,15 @@ def test_a_coin_that_64_bits_leave_open_is_decided_by_further_bits():
     assert len(asked) == 2
 
 
+def test_a_coin_that_float64_cannot_tell_from_its_probability_is_decided_exactly():
+    """Both words are exp(-1) in float64: one is below it, the other above."""
+    cell = math.floor(discrete._exp_bounds(Fraction(1), 100)[0] * 2**64)
+    drawn = np.array([cell - 1, cell + 1], np.uint64)
+    assert np.unique(drawn * 2.0**-64).size == 1
+    coins = discrete._coins(np.ones(2), lambda _: Fraction(1), lambda count: drawn[:count])
+    assert coins.tolist() == [True, False]
+
+
 def test_the_operating_system_feeds_it():
     one, other = (discrete.discrete_gaussian(1000, 100.0) for _ in range(2))
     assert one.dtype == np.int64

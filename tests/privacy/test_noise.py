@@ -53,6 +53,16 @@ def test_more_than_the_counter_holds_is_refused():
         jax.jit(lambda: jax.random.bits(noise.key(0), (2**17, 2**16))).lower()
 
 
+def test_noise_for_more_numbers_than_the_counter_holds_is_refused():
+    """The small leaf would take numbers that the large one has had, and with them its noise."""
+    tree = {
+        "large": jax.ShapeDtypeStruct((2**16, 2**16), jnp.float32),
+        "small": jax.ShapeDtypeStruct((3,), jnp.float32),
+    }
+    with pytest.raises(SpecError, match="at most 2"):
+        jax.jit(lambda: noise.standard_normal(noise.key(0), tree)).lower()
+
+
 def test_normals_are_the_inverse_distribution_function_of_their_words():
     words = np.concatenate([np.arange(0, 2**32, 9973, dtype=np.uint64), [2**32 - 1]]).astype(np.uint32)
     u = ((words >> 8 | 1).astype(np.float64)) / 2**23 - 1

@@ -101,10 +101,13 @@ def test_cohort_is_a_subset_and_refuses_too_many():
         sampling.cohort(jax.random.key(0), 10, 11)
 
 
-# Floyd's algorithm, a sort, one client, spans beyond 16 bits, and rounds planned in several parts
-@pytest.mark.parametrize(("clients", "size"), [(16, 10), (3, 2), (300, 299), (50, 1), (80_000, 3)])
-def test_cohorts_planned_on_the_host_are_those_of_the_compiled_rounds(monkeypatch, clients, size):
-    monkeypatch.setattr(sampling, "_MARKS", 5 * clients)
+# Floyd's algorithm, a sort, one client, spans beyond 16 bits, and rounds planned five or one at a time
+@pytest.mark.parametrize(
+    ("clients", "size", "marks"),
+    [(16, 10, 80), (16, 10, 15), (3, 2, 15), (300, 299, 1500), (50, 1, 250), (80_000, 3, 400_000)],
+)
+def test_cohorts_planned_on_the_host_are_those_of_the_compiled_rounds(monkeypatch, clients, size, marks):
+    monkeypatch.setattr(sampling, "_MARKS", marks)
     rounds = np.array([0, 1, 2, 7, 100_000, 2**31 - 1, 3])
     for seed in (0, 2**32 - 1):
         stream = noise.stream(np.uint32(seed), "cohort")

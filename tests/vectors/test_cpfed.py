@@ -80,6 +80,10 @@ def test_claim_reports_what_is_taken_for_granted():
     assert not methods.failing(cpfed.conditions(alone))
     one_step = alone._replace(local_steps=1, secure_aggregation=True)
     assert not methods.failing(cpfed.conditions(one_step))
+    one_client = alone._replace(num_clients=1, cohort_size=1, secure_aggregation=True)  # nobody else's noise
+    assert not methods.failing(cpfed.conditions(one_client))
+    (contracted,) = methods.failing(cpfed.conditions(alone._replace(secure_aggregation=True)))
+    assert "τ = 9 local steps" in contracted
 
 
 def test_learning_rate_condition_is_tight():

@@ -258,6 +258,13 @@ def test_theorem_1_needs_noise_of_at_least_the_root_of_five():
         assert f"σ_0 = {variance**0.5:.4g} " in text
 
 
+def test_theorem_1_needs_a_record_to_be_drawn_at_most_one_time_in_ten():
+    for data_rate, holds in ((0.5, True), (0.51, False)):
+        text, found = sc.conditions(FIG4._replace(data_rate=data_rate), initial_variance=8.0)[1]
+        assert found is holds
+        assert f"pq = {0.2 * data_rate:.4g} " in text
+
+
 def test_noise_for_an_epsilon_needs_a_clip():
     with pytest.raises(SpecError, match="clip_norm=0 must be"):
         sc.initial_noise_variance(FIG4._replace(clip_norm=0.0), epsilon=10.0, delta=1e-5)

@@ -218,6 +218,9 @@ def test_claims_per_channel():
     broken = methods.failing(up.conditions)
     assert any("ε/L = 50" in text for text in broken)
     assert any("N2" in text for text in broken)
+    assert not any("Lemma 4" in text for text in broken)
+    scheduled = nb.channel_claims(RUN._replace(cohort_size=20), uplink_std=1.0, aggregate_std=1.0, delta=0.01)
+    assert any("Lemma 4" in text for text in methods.failing(scheduled[1].conditions))
 
 
 def test_cohort_larger_than_the_federation_is_refused():
@@ -297,6 +300,21 @@ def test_bounds_over_a_grid():
     one = run._replace(num_rounds=T[150, 120], cohort_size=K[150, 120])
     total = nb.scheduled_convergence(LOSS, one, **budget).total
     assert third.total[150, 120] == pytest.approx(total, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("change", "epsilon", "message"),
+    [
+        ({}, 0.0, "epsilon=0 must be"),
+        ({"num_rounds": 0}, 50.0, "num_rounds=0 must be"),
+        ({"cohort_size": 60}, 50.0, "cohort_size=60 exceeds num_clients=50"),
+    ],
+)
+@pytest.mark.parametrize("form", ["printed", "corrected", "uncredited"])
+def test_noise_on_the_downlink_needs_an_epsilon_rounds_and_a_cohort(change, epsilon, message, form):
+    run = RUN._replace(**{"cohort_size": 20, **change})
+    with pytest.raises(SpecError, match=message):
+        nb.scheduled_required_noise_std(run, epsilon=epsilon, delta=0.01, form=form)
 
 
 def test_noise_on_the_uplink_needs_an_epsilon_and_exposures():

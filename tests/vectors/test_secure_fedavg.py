@@ -119,10 +119,16 @@ def test_claim_reports_the_broken_step_of_the_proof():
     assert any("eq (8)" in text and "8.125" in text for text in broken)
 
 
-def test_eq8_condition_flips_at_its_limit():
+def test_conditions_of_eq9_flip_at_their_limits():
     q = 10 / 325
-    for epsilon, expected in ((2 * q * 1.2564, True), (2 * q * 1.2565, False)):
-        assert sf.conditions(PAPER, epsilon=epsilon, delta=1e-4)[0][1] is expected
+    for base, in_eq8, classical in (
+        (0.999, True, True),
+        (1.001, True, False),
+        (1.2564, True, False),
+        (1.2565, False, False),
+    ):
+        found = sf.conditions(PAPER, epsilon=2 * q * base, delta=1e-4)
+        assert [holds for _, holds in found] == [in_eq8, classical, True, True]
 
 
 def test_theorem1_terms_add_up_and_noise_falls_with_epsilon():
