@@ -6,12 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from dither import models
+from dither import methods, models
 from dither.errors import SpecError
 from dither.methods import dp_scaffold, prepare
 from dither.simulation import engine
 from dither.spec import METHODS, Spec, declared
-from dither.types import RoundInfo
+from dither.types import Keys, Records, Round, RoundInfo
 from tests.conftest import make_federation, make_records
 
 SIZES = np.array([12, 12, 12, 12, 12, 12])
@@ -249,6 +249,35 @@ def test_without_noise_dp_scaffold_is_scaffold():
     np.testing.assert_allclose(vector(a), vector(b), rtol=1e-4, atol=1e-6)
 
 
+def test_a_client_of_dp_scaffold_keeps_the_mean_of_its_gradients():
+    """Eq (2) against a loop in NumPy: steps along gradient + c - c_k, after which c_k is the mean gradient."""
+    quiet = {**QUIET, "local_steps": 3, "model.l2": 0.0, "privacy.clip_norm": 1e6}
+    ready = prepare(spec_of("dp-scaffold", **quiet), models.logistic(6), client_sizes=SIZES, num_params=7)
+    x, y = make_records(12)
+    rng = np.random.default_rng(1)
+    start, c, own = (rng.normal(size=7).astype(np.float32) for _ in range(3))
+
+    def tree(row):
+        return {"out": {"w": row[:6, None], "b": row[6:]}}
+
+    records = Records(x, y, np.arange(12), np.int32(0), np.int32(12))
+    keys, round = Keys(*jax.random.split(jax.random.key(0), 3)), Round(np.int32(0), np.int32(0), np.int32(6))
+    message, state = {"params": tree(start), "control": tree(c)}, {"control": tree(own), "steps": np.int32(0)}
+    client = jax.jit(lambda hyper, *rest: ready.build(hyper).client(*rest))
+    result = client(ready.hyper, keys, message, state, records, round)
+    features, w, gradients = np.hstack([x, np.ones((12, 1))]), start.astype(float), []
+    for _ in range(3):
+        gradients.append(features.T @ (1 / (1 + np.exp(-features @ w)) - y) / 12)
+        w = w - 0.1 * (gradients[-1] + c - own)
+    mean = np.mean(gradients, axis=0)
+    for found, expected in (
+        (result.state["control"], mean),
+        (result.upload["control"], (mean - own) / 6),
+        (result.upload["params"], (w - start) / 6),
+    ):
+        np.testing.assert_allclose(np.r_[np.ravel(found["out"]["w"]), found["out"]["b"]], expected, atol=2e-6)
+
+
 def test_nbafl_without_pull_and_clip_is_fedavg():
     values = {**QUIET, "local_steps": 5, "batch_sampling": "shuffled"}  # epochs go on from round to round
     free = {
@@ -409,6 +438,45 @@ def test_the_unit_of_an_upload_is_that_of_the_client_with_the_least_weight(name,
     assert plan.upload_unit == pytest.approx(unit)
     weighted = name == "secure-fedavg" or (name == "nbafl" and values["cohort_size"] == 4)
     np.testing.assert_array_equal(np.ones(4) if plan.weights is None else plan.weights, sizes if weighted else 1)
+
+
+@pytest.mark.parametrize("name", ["cpfed", "concentrated", "dp-scaffold"])
+def test_a_claim_is_that_of_the_client_with_the_least_noise(name):
+    spec = spec_of(name, **{"privacy.noise_scale": [3.0, 1.0, 2.0, 1.5, 2.5, 4.0]})
+    ready = prepare(spec, models.logistic(6), client_sizes=SIZES, num_params=7)
+    assert ready.claim.value == pytest.approx(2.0, rel=2e-3)
+    least = {**ready.hyper, "noise_std": np.full(6, ready.hyper["noise_std"].min())}
+    assert ready.reclaim(least).value == ready.claim.value
+
+
+NBAFL = {"num_clients": 4, "cohort_size": 4, "num_rounds": 40, "method_options.param_clip": 3.0}
+UNEQUAL = np.array([10, 6, 12, 8])
+
+
+def test_the_noise_of_nbafl_is_that_of_theorem_1():
+    """σ_U = cL·2C/(mε), and σ_A = cT·2C max p_i/(mε) with what the server adds, for L = 2 of T = 40 uploads."""
+    spec = spec_of("nbafl", **NBAFL, **{"method_options.exposures": 2})
+    hyper = prepare(spec, models.logistic(6), client_sizes=UNEQUAL, num_params=7).hyper
+    unit = methods.gaussian_constant(1e-3) * 2 * 3.0 / (6 * 2.0)
+    assert hyper["uplink_std"] == pytest.approx(unit * 2)
+    uploads = hyper["uplink_std"] ** 2 * np.sum(np.square(UNEQUAL / 36))
+    assert np.sqrt(uploads + hyper["downlink_std"] ** 2) == pytest.approx(unit * 40 * 12 / 36)
+
+
+def test_one_record_moves_a_broadcast_of_nbafl_by_the_weight_of_the_largest_client():
+    """A client's model lies within C of 0, so that a record moves it by 2C, and the mean by 2C max p_i."""
+    ready = prepare(spec_of("nbafl", **NBAFL), models.logistic(6), client_sizes=UNEQUAL, num_params=7)
+    uplink, downlink = ready.releases(RoundInfo(0, 1, 6, 4))
+    assert (uplink.sensitivity, downlink.sensitivity) == (pytest.approx(6.0), pytest.approx(6.0 * 12 / 36))
+
+
+@pytest.mark.parametrize("sampler", ["fixed", "shuffled", "disjoint", "full", "poisson"])
+def test_the_releases_of_nbafl_credit_no_batches_but_poisson_ones(sampler):
+    drawn = {"batch_size": 2, "batch_sampling": sampler, "sampling_rate": 0.2 if sampler == "poisson" else 0.0}
+    ready = prepare(spec_of("nbafl", **NBAFL, **drawn), models.logistic(6), client_sizes=UNEQUAL, num_params=7)
+    for release in ready.releases(RoundInfo(0, 1, 6, 4)):
+        assert release.sampling.rate == pytest.approx(1 - (1 - 0.2) ** 2 if sampler == "poisson" else 1)
+        assert release.sampling.adjacency == "replace-one"
 
 
 def test_nbafl_says_which_branch_of_lemma_4_sets_its_noise():

@@ -30,11 +30,11 @@ CASES = {
         {"privacy__clip": "example", "privacy__clip_quantile": 0.5, "secagg__mode": "ideal", "local_steps": 1},
     ),
     "nbafl": ("nbafl", {"method_options__param_clip": 0.4}),
+    "gradients, batch": ("cpfed", {"privacy__clip": "batch", "model__l2": 0.1}),
 }
 SLOW = {
     "sums": ("cpfed", {"privacy__clip": "example", "secagg__mode": "ideal", "local_steps": 1}),
     "gradients, example": ("cpfed", {"privacy__clip": "example"}),
-    "gradients, batch": ("cpfed", {"privacy__clip": "batch", "model__l2": 0.1}),
     "secure-fedavg, batch": ("secure-fedavg", {"privacy__clip": "batch"}),
     "dp-scaffold": ("dp-scaffold", {"privacy__noise_schedule": "rounds", "privacy__noise_decay": 0.8}),
 }
@@ -109,6 +109,19 @@ def test_no_record_moves_a_release_further_than_it_says(monkeypatch, case):
 @pytest.mark.parametrize("case", SLOW)
 def test_no_record_moves_other_releases_further_than_they_say(monkeypatch, case):
     check(monkeypatch, *SLOW[case])
+
+
+def test_a_regulariser_outside_the_clip_shrinks_the_model_by_all_it_should():
+    """Records that are blanked move nothing: each of two steps leaves 1 - 2ηλ of the model, whatever the clip."""
+    outside = {"privacy__clip": "batch", "model__l2": 0.5, "model__l2_inside_clip": False, "privacy__epsilon": 1e4}
+    model, ready = prepared("secure-fedavg", **outside, lr_decay=0.0, privacy__clip_norm=0.01)
+    params = jax.tree.map(jnp.ones_like, model.init(jax.random.key(0)))
+    records = Records(np.zeros((SIZE, FEATURES)), np.full(SIZE, -1), np.arange(SIZE), np.int32(0), np.int32(SIZE))
+    round = Round(np.int32(0), np.int32(0), np.int32(3))
+    client = jax.jit(lambda hyper, *rest: ready.build(hyper).client(*rest).upload)
+    sent = client(ready.hyper, Keys(*jax.random.split(noise.key(0), 3)), params, (), records, round)
+    for leaf in jax.tree.leaves(sent):
+        np.testing.assert_allclose(leaf, (0.9**2 - 1) / 3, rtol=1e-3)
 
 
 @pytest.mark.slow

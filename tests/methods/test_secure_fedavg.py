@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dither import models
+from dither import methods, models
 from dither.errors import SpecError
 from dither.methods import secure_fedavg
 from dither.privacy import sampling
-from dither.types import Keys, Records, Round, RoundInfo
+from dither.types import Keys, Records, Round, RoundInfo, Uses
 from tests.conftest import make_plan, make_records
 
 SIZES = [12, 30, 17]
@@ -86,6 +86,27 @@ def test_the_release_states_what_the_client_does():
     assert release.noise_std == pytest.approx(prepared.hyper["noise_multiplier"][1] * 4 * 2 * 2.0 * rates[2])
     assert release.sampling.rate == pytest.approx(1 - (1 - 3 / 30) ** 2)
     assert release.uses == 1
+    assert release.by_use is None
+    plan = plan._replace(clip="example")
+    (release,) = secure_fedavg.prepare(models.logistic(6), plan).releases(RoundInfo(4, 1, 30, 2))
+    one_use = 2 * 2.0 / 3 * rates[0]  # 2G/b at the largest rate of the round
+    assert release.by_use == Uses(2, pytest.approx(one_use / release.sensitivity), 0.2)
+
+
+def test_the_claim_states_what_fails_for_the_largest_client():
+    """Its records are drawn most rarely, so that its base ε/(2q), here ε·60/12, is the largest."""
+    for epsilon, base, holds in ((0.198, 0.99, True), (0.202, 1.01, False)):
+        plan = make_plan([20, 60, 40], epsilon=epsilon, options={"first_round": "all"})
+        conditions = dict(secure_fedavg.prepare(models.logistic(6), plan).claim.conditions)
+        assert conditions[f"classical Gaussian mechanism: base ε/(2q) = {base} < 1"] is holds
+
+
+def test_the_claim_asks_lemma_1_of_the_first_round():
+    """There rates fall fastest: η_0 <= 2 η_2 just where two steps of decay add at most 1."""
+    for decay, holds in ((0.49, True), (0.51, False)):
+        plan = make_plan(SIZES, epsilon=0.01, lr_decay=decay, options={"first_round": "all"})
+        failing = methods.failing(secure_fedavg.prepare(models.logistic(6), plan).claim.conditions)
+        assert any("Lemma 1" in text for text in failing) is not holds
 
 
 def test_uploads_of_a_round_average_to_weight_one():
