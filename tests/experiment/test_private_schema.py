@@ -15,7 +15,7 @@ from dither.data.schema import PRIVATE, PUBLIC, SchemaPrivacy
 from dither.errors import BudgetExhausted, DataError, SpecError
 from dither.experiment.account import account
 from dither.experiment.counting import HISTOGRAM, NAMES, Counting
-from dither.experiment.private_schema import Wanted, _Estimates, estimate_schema, private_schema
+from dither.experiment.private_schema import Wanted, _Estimates, _rounded, estimate_schema, private_schema
 from tests.experiment.test_counting import asked as asked
 from tests.experiment.test_statistics import seeded
 
@@ -161,6 +161,20 @@ def test_a_column_whose_values_do_not_stand_out_keeps_the_bounds_of_the_survey()
     assert estimates.column("level").missing == pytest.approx(16.5 / 64, abs=0.01)  # the median
 
 
+def test_values_in_one_bin_are_spread_over_it():
+    """A uniform distribution over a bin of width 0.5 has the deviation 0.5 / sqrt(12)."""
+    estimates = object.__new__(_Estimates)
+    estimates._names, estimates._ranges, estimates._sum_std = {}, {"level": (0.0, 32.0)}, 10.0
+    estimates._cells, estimates._outer = {"level": np.zeros((3, 64), int)}, {"level": (0.0, 32.0)}
+    estimates._cells["level"][0, 20] = 1000
+    assert estimates.column("level").standard == pytest.approx((10.25, 0.5 / np.sqrt(12)), abs=0.01)
+
+
+@pytest.mark.parametrize(("scale", "rounded"), [(9.9, 59.6), (10.0, 60), (99.0, 60), (100.0, 60), (1000.0, 100)])
+def test_values_are_rounded_as_far_as_a_tenth_of_the_scale_allows(scale, rounded):
+    assert _rounded(59.64, scale) == rounded
+
+
 def test_a_label_that_is_no_class_blanks_its_record():
     """An error would show that there is such a record: to everybody, where a party no longer takes part."""
     odd = clinic(20).assign(ill=["maybe", "", *["yes", "no"] * 9])
@@ -255,11 +269,27 @@ def test_a_budget_that_cannot_pay_stops_it(tmp_path, monkeypatch):
         private_schema([file], Wanted("ill"), epsilon=1.0, ledger=tmp_path / "l.sqlite")
 
 
+def test_records_of_another_ledger_are_refused_unless_the_owner_confirms(tmp_path, monkeypatch):
+    file, other = tmp_path / "north.csv", tmp_path / "other.sqlite"
+    clinic(300).to_csv(file, index=False)
+    values = {"wanted": Wanted("ill"), "epsilon": 8.0, "words": seeded(0)}
+    private_schema([file], **values, ledger=tmp_path / "first.sqlite")
+    with monkeypatch.context() as patch:
+        patch.setattr(Counting, "total", lambda *_: pytest.fail("looked"))
+        with pytest.raises(DataError, match="in another ledger"):
+            private_schema([file], **values, ledger=other)
+    assert not any(Ledger(other).spent(dataset) for dataset in Ledger(other).datasets())
+    assert private_schema([file], **values, ledger=other, new_ledger=True).schema.privacy.charge
+
+
 def test_mistakes_are_named(tmp_path):
     with pytest.raises(DataError, match="label column 'il' is not in every table; did you mean 'ill'"):
         estimated(Wanted("il"))
     with pytest.raises(SpecError, match="task='ranking'"):
         estimated(Wanted("ill", task="ranking"))
+    for classes in (("yes",), ("yes", "no", "yes")):
+        with pytest.raises(SpecError, match="give at least two, each once"):
+            estimated(Wanted("ill", classes=classes))
     with pytest.raises(DataError, match="declare its classes"):
         estimated(Wanted("visit", task="classification"))
     with pytest.raises(DataError, match="no column besides"):
@@ -279,13 +309,26 @@ def test_columns_are_of_the_expected_kinds():
     assert kinds == {"age": Numeric, "year": Numeric, "grade": Categorical, "dose": Numeric}
 
 
+def counted_by_class(counts, std):
+    estimates = object.__new__(_Estimates)
+    estimates._std, estimates._cells = std, {"ill": counts}
+    estimates._label = SimpleNamespace(classes=("no", "yes"), wanted=SimpleNamespace(label="ill"))
+    return estimates
+
+
 @pytest.mark.parametrize(("std", "told"), [(570.0, True), (2000.0, False)])
 def test_a_copy_of_the_label_is_told_from_counts_whose_noise_allows_it(std, told):
     """Of 200,000 records 8% are ill, as in benchmarks/messy.py, where 60 columns make the deviation 570."""
     counts = np.array([[184_000, 0, 0], [0, 16_000, 0], [0, 0, 0]])
-    estimates = object.__new__(_Estimates)
-    estimates._std, estimates._cells = std, {"ill": counts}
-    estimates._label = SimpleNamespace(classes=("no", "yes"), wanted=SimpleNamespace(label="ill"))
+    estimates = counted_by_class(counts, std)
     assert estimates._copies_label(counts) is told
     helpful = np.array([[150_000, 34_000, 0], [4_000, 12_000, 0], [0, 0, 0]])
     assert not estimates._copies_label(helpful)
+
+
+def test_without_noise_a_copy_of_the_label_is_told_from_few_records():
+    """Of ten errors of a constant a copy leaves fewer than one: none."""
+    counts = np.array([[10, 0, 0], [0, 10, 0], [0, 0, 0]])
+    estimates = counted_by_class(counts, 0.0)
+    assert estimates._copies_label(counts)
+    assert not estimates._copies_label(np.array([[10, 0, 0], [1, 9, 0], [0, 0, 0]]))
