@@ -107,6 +107,14 @@ def test_a_share_is_not_spent_twice():
         counter.total(Question("survey", ("age",), 0.4))
 
 
+@pytest.mark.parametrize("share", [-0.5, 0.0, math.nan])
+def test_no_question_gives_budget_back(share):
+    institution = Institution(Columns(tables(1)[0]), 1.0, 0.0)
+    with pytest.raises(SpecError, match="a question with share"):
+        institution.answer(Question("survey", ("age",), share))
+    assert institution.left == 1.0
+
+
 def test_without_names_in_the_budget_none_is_listed():
     counter = Counting(tables(1), 50.0, 1e-5, lists_names=False)
     assert counter.names(Question("names", ("sex",), 1.0)) == [[]]

@@ -140,6 +140,15 @@ def test_scores_of_a_regression():
     assert (scores.epsilon, scores.delta) == (1.0, 1e-5)
 
 
+@pytest.mark.parametrize(("bounds", "error"), [((10.0, 30.0), 5.0), (None, 0.25)])
+def test_the_error_of_one_record_is_its_own(bounds, error):
+    """In units of the label; without bounds, of its range."""
+    table = pd.DataFrame({"error": [0.25], "truth": [0.5]})
+    quiet = Counting([table], 1e12, 1e-5, seeded(0), lists_names=False)
+    scores = evaluation.private_scores(quiet, (), bounds, 1.0, 1e-5).model
+    assert (scores["mae"].value, scores["rmse"].value) == pytest.approx((error, error), rel=1e-3)
+
+
 def test_calibration_is_said_of_eighths_that_stand_out_of_their_noise():
     """Four bins are an eighth: noise of std 2 on each moves its count by 1.96 · 2 · √4 = 7.84."""
     cells = np.zeros((2, 32), int)
