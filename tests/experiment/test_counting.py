@@ -12,6 +12,7 @@ from dither.accounting import gaussian_mu, proven
 from dither.errors import DataError, SpecError
 from dither.experiment import counting, evaluation, statistics
 from dither.experiment.counting import Columns, Counting, Institution, Question
+from dither.simulation.aggregation import seeded_words
 from tests.experiment.test_statistics import seeded, tables
 
 NASTY = [
@@ -238,3 +239,13 @@ def test_a_category_that_is_asked_for_twice_counts_once():
 def test_a_column_that_is_not_there_is_named():
     with pytest.raises(DataError, match="'weight' is not in the table"):
         Counting(tables(1), 1.0, 1e-5).total(Question("survey", ("weight",), 0.5))
+
+
+def test_seeded_counts_share_no_noise_with_each_other_or_with_the_rounds_of_a_run():
+    counts = [
+        tuple(counting.noise_words("seeded", 7, purpose, client)(4).tolist())
+        for purpose in counting.PURPOSES
+        for client in range(3)
+    ]
+    rounds = [tuple(seeded_words(7, index, client)(4).tolist()) for index in range(40) for client in range(3)]
+    assert len({*counts, *rounds}) == len(counts) + len(rounds)

@@ -12,6 +12,8 @@ import dither
 from dither.accounting.ledger import Ledger
 from dither.cli import app
 from dither.errors import DataError, DitherError, SpecError
+from dither.experiment import counting
+from dither.experiment.statistics import survey
 
 
 def seeded(seed):
@@ -37,7 +39,7 @@ def tables(count=3, records=3000, seed=0):
 
 def test_estimates_are_near_and_their_intervals_hold_the_exact_values():
     everyone = pd.concat(tables())
-    inside = []
+    inside, of_categories = [], []
     for seed in range(6):
         result = dither.statistics(tables(), public=True, epsilon=5.0, words=seeded(seed))
         assert [each.kind for each in result.columns] == ["number", "number", "category", "category", "empty"]
@@ -53,11 +55,32 @@ def test_estimates_are_near_and_their_intervals_hold_the_exact_values():
                 column.mean.low <= values.mean() <= column.mean.high,
                 column.quantiles[0.5].low <= values.median() <= column.quantiles[0.5].high,
             ]
-        exact = (everyone["sex"] == "f").sum()
-        inside.append(
-            result.column("sex").categories["f"].low <= exact <= result.column("sex").categories["f"].high
-        )
+        for name, count in result.column("sex").categories.items():
+            of_categories.append(count.low <= (everyone["sex"] == name).sum() <= count.high)
     assert np.mean(inside) >= 0.9
+    assert np.mean(of_categories) >= 0.9
+
+
+class NoisySurvey:
+    """Half of the records have a number, or a text, or a text or a mark."""
+
+    records = 10_000
+
+    def total(self, question):
+        rng, std = np.random.default_rng(0), 50.0
+        parts = rng.normal(0, std, (len(question.columns), 1, *question.shapes()[0][1:]))
+        parts[0::3, 0, counting.NUMBER_CELL] += 5000
+        parts[1::3, 0, counting.TEXT_CELL] += 5000
+        parts[2::3, 0, counting.TEXT_CELL] += 4000
+        parts[2::3, 0, counting.MARK_CELL] += 1000
+        return list(parts), std
+
+
+def test_intervals_of_how_many_records_have_a_value_hold_it_in_95_of_100_cases():
+    names = list(map(str, range(6000)))
+    _, present, _ = survey(NoisySurvey(), names, 1.0)
+    inside = np.array([each.low <= 5000 <= each.high for each in present.values()]).reshape(-1, 3)
+    np.testing.assert_allclose(inside.mean(axis=0), 0.95, atol=0.015)
 
 
 def test_a_name_that_one_record_has_is_not_shown():

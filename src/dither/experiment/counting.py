@@ -379,7 +379,8 @@ class Counting:
 
 def noise_words(randomness: str, seed: int, purpose: str, client: int) -> Words:
     """Where an institution's noise comes from: the operating system, or, for research, a seed."""
-    return os_words if randomness != "seeded" else seeded_words(seed, _SEED, PURPOSES.index(purpose), client)
+    # _SEED comes last: a number missing at the end counts as 0, and rounds give three (seed, round, client).
+    return os_words if randomness != "seeded" else seeded_words(seed, PURPOSES.index(purpose), client, _SEED)
 
 
 def total_std(question: Question, mu: float, institutions: int) -> float:

@@ -323,6 +323,6 @@ class _Estimates:
 
 
 def _rounded(value: float, scale: float) -> float:
-    """Rounded to a power of ten that is at most a tenth of the scale."""
+    """Rounded to the largest power of ten that is at most a tenth of the scale."""
     step = 10.0 ** math.floor(math.log10(scale / 10))
     return float(f"{round(value / step) * step:.12g}")

@@ -147,12 +147,13 @@ def survey(
     between which its numbers lie."""
     parts, std = counter.total(Question(counting.SURVEY, tuple(names), share))
     kinds, present, ranges = {}, {}, {}
-    spread = _CONFIDENCE * math.sqrt(2) * std
     for name, part in zip(names, parts, strict=True):
         cells = part[0].astype(np.float64)
         mark, text, number = cells[counting.MARK_CELL], cells[counting.TEXT_CELL], cells[counting.NUMBER_CELL]
         kinds[name] = NUMBER if number >= 9 * text else CATEGORY
-        values = min(max(0.0, number + text + mark * (kinds[name] == CATEGORY)), float(counter.records))
+        added = (number, text) if kinds[name] == NUMBER else (number, text, mark)
+        values = min(max(0.0, float(sum(added))), float(counter.records))
+        spread = _CONFIDENCE * math.sqrt(len(added)) * std
         present[name] = Estimate(values, max(0.0, values - spread), values + spread)
         if values <= 2 * spread:
             kinds[name] = EMPTY
