@@ -1,6 +1,7 @@
 """R1: the exact Gaussian profile and its inverses."""
 
 import math
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 
 from dither import accounting, methods
+from dither.accounting.gaussian import rounded_levels
 
 mus = st.floats(-13.8, 6.9).map(math.exp)  # 1e-6 .. 1e3
 deltas = st.floats(-40.0, -2.0).map(math.exp)
@@ -103,6 +105,28 @@ def test_amplification_inverts(epsilon, rate):
 def test_amplification_of_a_huge_epsilon_is_finite():
     assert accounting.amplified_epsilon(1000.0, 0.25) == pytest.approx(1000.0 + math.log(0.25))
     assert accounting.unamplified_epsilon(1000.0, 0.25) == pytest.approx(1000.0 - math.log(0.25))
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("epsilon", [29.9, 30.0, 30.1, 31.0])
+def test_amplification_is_exact_where_its_formula_changes(epsilon, rate):
+    rise, share = Decimal(epsilon).exp() - 1, Decimal(rate)
+    for formula, exact in (
+        (accounting.amplified_epsilon, (1 + share * rise).ln()),
+        (accounting.unamplified_epsilon, (1 + rise / share).ln()),
+    ):
+        assert formula(epsilon, rate) == pytest.approx(float(exact), abs=1e-14)
+
+
+@pytest.mark.parametrize("smallest", [0.1, 1.0, 7.0])
+def test_long_schedules_are_rounded_down_by_no_more_than_their_number_asks(smallest):
+    multipliers = np.geomspace(smallest, 10 * smallest, 1000).tolist()
+    rounded = rounded_levels([(0.01, z) for z in multipliers], 64)
+    assert len(set(rounded.values())) <= 64
+    for z in multipliers:
+        rate, floor = rounded[0.01, z]
+        assert rate == 0.01
+        assert z * 10 ** (-1 / 64) * (1 - 1e-9) <= floor <= z
 
 
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.5, math.nan])

@@ -274,3 +274,10 @@ def test_the_length_of_a_transform_is_the_least_that_is_quick():
 
     lengths = [*range(1, 3000), *np.random.default_rng(0).integers(3000, 2**23, 500).tolist()]
     assert [pld._fast_size(length) for length in lengths] == [next_fast_len(n, real=True) for n in lengths]
+
+
+@pytest.mark.parametrize("delta", [1e-3, 1e-8, 1e-12])
+def test_one_batch_is_the_amplified_gaussian_at_every_delta(delta):
+    """A removal from one Poisson batch: the hockey-stick divergence is the rate times the Gaussian's."""
+    exact = accounting.amplified_epsilon(accounting.gaussian_epsilon(2.0, delta / 0.1), 0.1)
+    assert exact <= accounting.poisson_epsilon(0.1, 0.5, 1, delta) <= exact * (1 + 1e-4)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dither import accounting
 from dither.accounting import ADD_REMOVE, REPLACE_ONE, ZERO_OUT, Conditions, views
 from dither.errors import NoProof
-from dither.types import Lattice, Release, Sampling
+from dither.types import ExactNoise, Lattice, Release, Sampling
 
 Z_CPFED = 1.8544536220275742
 Z_CONCENTRATED = 0.3002770038368145
@@ -186,6 +186,16 @@ def test_noise_that_changes_from_step_to_step_counts_as_it_is():
     assert summed_mu([(one, 1)]) == pytest.approx(summed_mu([(steps_of(rates, [4.0] * 3), 1)]))
 
 
+def test_steps_of_different_sensitivity_count_with_the_largest():
+    def mu(*sensitivities):
+        steps = steps_of((1.0, 0.7), (5.0, 5.0))
+        pairs = zip(steps, sensitivities, strict=True)
+        return summed_mu([(tuple(step._replace(sensitivity=far) for step, far in pairs), 1)])
+
+    assert mu(1.0, 1.0) < mu(1.0, 2.0) <= mu(2.0, 2.0)
+    assert mu(1.0, 1.0) < mu(2.0, 1.0) <= mu(2.0, 2.0)
+
+
 def test_one_use_in_disjoint_batches_is_at_the_worst_step():
     rates = (1.0, 0.5, 0.2)
     one = release("disjoint", 4.0, uses=3, rate=1 / 3)._replace(rates=rates)
@@ -226,6 +236,7 @@ def test_packing_bounds_every_way_to_place_the_uses():
         assert views._packed(costs, uses) >= max(best) * (1 - 1e-12)
     convex = [([1.0, 3.0], 5), ([1.0, 2.5], 5)]
     assert views._packed(convex, 5) == pytest.approx(3.0 + 3.0 + 1.0)
+    assert views._packed([([4.0, 6.0], 3)], 3) == pytest.approx(3 * 4.0)  # second uses cost less: one in each round
 
 
 def test_unknown_or_partial_rates_earn_no_credit():
@@ -323,6 +334,25 @@ def test_wrong_arguments_raise():
         )
     with pytest.raises(ValueError, match="channel='sidelink'"):
         accounting.account([(release("full", 1.0, channel="sidelink"), 3)], 1e-5)
+
+
+def test_exposed_uploads_of_sampled_releases_have_no_joint_bound():
+    """What batches that are cut charge to δ is no part of it."""
+    down = release("full", 5.0, adjacency=ZERO_OUT, channel="downlink")
+    conditions = Conditions(cohort_size=10, exposures=1)
+    for kind, joint in (("poisson", False), ("full", True)):
+        up = release(kind, 5.0, rate=0.1 if kind == "poisson" else 1.0, adjacency=ZERO_OUT, truncation=0.0)
+        rows = by_recipe([((up, down), 3)], 1e-5, conditions, "broadcast", ZERO_OUT)
+        assert ("R1 joint" in rows) is joint
+        assert joint or "unsampled Gaussian releases only" in rows["no proof"].detail
+
+
+@pytest.mark.parametrize("distance", [1e-13, 1e-10, 5e-9, 3e-8])
+def test_the_samplers_error_and_the_noise_share_delta(distance):
+    drawn = release("full", 1.0)._replace(exact=ExactNoise(0.0, distance))
+    row = table([(drawn, 1)], 1e-5, adjacency=REPLACE_ONE, views=("upload",))["upload"]
+    assert row.sampler_delta >= distance * (1 + math.exp(row.value)) * (1 - 1e-9)
+    assert accounting.gaussian_delta(row.value, 1.0) + row.sampler_delta <= 1e-5 * (1 + 1e-6)
 
 
 # --- properties ----------------------------------------------------------------------------------------

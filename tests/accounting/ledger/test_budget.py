@@ -533,3 +533,14 @@ def test_joined_data_sets_are_spent_as_one_and_the_joining_is_labelled(ledger, p
     assert spent(ledger, dataset="d" * 16).epsilon == pytest.approx(
         epsilon((gaussian(), 5), (gaussian(8.0), 6)), rel=1e-12
     )
+
+
+@pytest.mark.parametrize(("kept", "gone"), [(2.0, 3.0), (3.0, 2.0)])
+def test_joined_data_sets_keep_the_stricter_budget(ledger, path, kept, gone):
+    for client in (None, "ann"):
+        ledger.set_budget("d" * 16, Budget(kept, DELTA), client)
+        ledger.set_budget("e" * 16, Budget(gone, DELTA), client)
+    ledger.identify("e" * 16, name="d" * 16)
+    for each in (ledger, Ledger(path)):
+        for name in ("d" * 16, "e" * 16):
+            assert each.budget(name) == each.budget(name, "ann") == Budget(2.0, DELTA)
