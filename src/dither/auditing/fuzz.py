@@ -32,7 +32,7 @@ from dither import accounting
 from dither.auditing import bounds
 from dither.auditing.counts import check_counts
 from dither.auditing.neighbours import CANARY_NORM, certain_start
-from dither.auditing.rounds import Rounds, Scene, apart, attacked
+from dither.auditing.rounds import Rounds, Scene, See, apart, attacked
 from dither.auditing.trials import most_exposed
 from dither.data import ClientPartition, Dataset
 from dither.data import transform as transformed
@@ -47,6 +47,7 @@ FEATURES = 8
 _ERROR = 1e-7  # probability that one spec is reported wrongly
 _MIDDLE, _FAR = np.float32(0.5), 1e4  # labels of a regression
 _COUNTS = 5  # seeds of this remainder by 8 draw statistics
+_WHOLE, _DISCRETE = (8, 11), (10, 15)  # by 16: specs that protect whole clients, and those with discrete noise
 _CHUNK = 512  # cases of one call, always as many: one compilation a spec
 _PILOT = 10  # runs of each row in each scene, of which the best are attacked
 _TRIALS = 2048  # with noise, and draws by which the use of a record is counted
@@ -116,6 +117,10 @@ def check(seed: int) -> FuzzOutcome:
         return FuzzOutcome(seed, Drawn(case.values, case.sizes), "R1", proven, attacked, "counts")
     while True:
         drawn = draw(rng)
+        if seed % 16 in _WHOLE:
+            drawn = _of_clients(drawn, rng)
+        elif seed % 16 in _DISCRETE:
+            drawn = _of_integers(drawn, rng)
         try:
             experiment = build(drawn)
             recipe, proven = _proven(experiment, drawn)
@@ -283,6 +288,79 @@ def _cornered(drawn: Drawn, one: Callable[..., Any]) -> Drawn:
     return drawn._replace(values=values)
 
 
+def _of_clients(drawn: Drawn, rng: np.random.Generator) -> Drawn:
+    """The spec with a method that protects whole clients: a trusted server adds the noise to each mean."""
+    kept = _without_options(drawn.values)
+    view, hidden = str(rng.choice(["broadcast", "broadcast", "final"])), rng.random() < 0.4
+    bound = float(rng.choice([0.1, 0.5, 2.0]))
+    values = {
+        "method": "dp-fedavg",
+        "method_options.update_clip": bound,
+        "privacy.view": view,
+        "privacy.clip": "none",
+        "privacy.epsilon": min(kept["privacy.epsilon"], 8.0),
+        "privacy.noise": str(rng.choice(["proven", "paper"])),
+        "server_optimizer": str(rng.choice(["sgd", "sgd", "momentum", "adam"])),
+        "server_lr": float(rng.choice([0.5, 1.0])),
+    }
+    if "federation.max_norm" in kept:
+        kept["federation.max_norm"] = 0.8 * bound / kept["cohort_size"]
+    if rng.random() < 0.5:
+        values |= {"privacy.noise": "paper", "method_options.noise_multiplier": round(rng.uniform(0.5, 8.0), 2)}
+    if hidden:  # a seed that nobody knows: before the draw, a cohort is a batch of clients
+        few = int(rng.integers(1, kept["num_clients"]))
+        values |= {"cohort_size": few, "secagg.mode": "off", "server_optimizer": "sgd", "privacy.view": "broadcast"}
+        values |= {"privacy.adjacency": "zero-out", "privacy.colluders": 0, "model.name": "logistic"}
+        kept.pop("model.class_weight", None)
+        drawn = drawn._replace(twice=-1, missing=0, classes=2)
+        view = "broadcast"
+    return drawn._replace(values={**kept, **values}, view=view, ex_ante=hidden)
+
+
+def _of_integers(drawn: Drawn, rng: np.random.Generator) -> Drawn:
+    """The spec with discrete noise on the integers of a secure sum. The host adds it: few clients and rounds."""
+    kept = _without_options(drawn.values)
+    if kept["model.name"] == "mlp":
+        kept["model.name"] = "logistic"
+    view = str(rng.choice(["upload", "sum", "sum", "broadcast", "final"]))
+    method = str(rng.choice(["secure-fedavg", "secure-fedavg", "nbafl"]))
+    clients = int(rng.choice([3, 6]))
+    cohort = int(rng.integers(2, clients + 1))
+    values = {
+        "method": method,
+        "num_clients": clients,
+        "cohort_size": cohort,
+        "num_rounds": int(rng.integers(1, 3)) if view in ("upload", "sum") else 1,
+        "privacy.noise": "proven",
+        "privacy.epsilon": min(kept["privacy.epsilon"], 8.0),
+        "privacy.view": view,
+        "privacy.clip": "none" if method == "nbafl" else "batch",
+        "privacy.colluders": int(rng.integers(0, cohort - 1)),
+        "secagg.mode": "ideal",
+        "secagg.noise": "discrete",
+        "secagg.scale_bits": int(rng.choice([12, 16, 20, 20])),
+        "secagg.modulus_bits": int(rng.choice([32, 32, 64])),
+    }
+    if method == "nbafl":
+        values |= {"method_options.param_clip": 1.0, "batch_sampling": "full", "sampling_rate": 0.0}
+    else:
+        values["method_options.first_round"] = str(rng.choice(["all", "cohort"]))
+    twice = -1 if drawn.twice >= values["num_rounds"] else drawn.twice
+    sizes = (12,) * clients if rng.random() < 0.7 else (12, 16, 20) * (clients // 3)
+    return drawn._replace(values={**kept, **values}, sizes=sizes, view=view, ex_ante=False, twice=twice)
+
+
+def _without_options(values: dict[str, Any]) -> dict[str, Any]:
+    """The spec without what only some methods have."""
+    lacking = ("noise_std", "noise_schedule", "noise_decay", "epsilons", "clip_quantile", "colluders")
+    lacking = (*(f"privacy.{key}" for key in lacking), "server_optimizer", "server_average")
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in lacking and not name.startswith("method_options")
+    }
+
+
 def build(drawn: Drawn) -> Experiment:
     """The drawn spec brought to life, on records in [0, 1] whose values do not matter."""
     devices.set_up()
@@ -315,7 +393,7 @@ def _proven(experiment: Experiment, drawn: Drawn) -> tuple[str, float]:
     adjacency = experiment.plan.adjacency
     if drawn.ex_ante:
         rows = accountant.before_the_draw(experiment.prepared.cohort_size_at)
-        row = min((r for r in rows if (r.view, r.adjacency) == ("upload", adjacency)), key=lambda r: r.value)
+        row = min((r for r in rows if (r.view, r.adjacency) == (drawn.view, adjacency)), key=lambda r: r.value)
     else:
         row = accountant.proven(drawn.view, adjacency)
     return row.recipe, row.value
@@ -362,7 +440,8 @@ class _Attack:
         self.experiment, self.drawn, self.recipe = experiment, drawn, recipe
         plan = self.plan = experiment.plan
         self.sizes, self.finite = np.asarray(plan.client_sizes), True
-        self.delta, self.sampled = plan.delta, plan.batch_sampling != "full"
+        # A client whose records are all alike is the same in every batch.
+        self.delta, self.sampled = plan.delta, plan.batch_sampling != "full" and not plan.per_client
         model = experiment.model
         self.linear = model.name in ("logistic", "softmax")
         # Where the mean is clipped as a whole, the others oppose the canary, which outweighs them all.
@@ -372,7 +451,7 @@ class _Attack:
         self.names = list(self.records)
         # Nothing but the noise and linear steps make an upload.
         bent = plan.max_norm or experiment.spec.secagg.bound or plan.client_lr > 1e6
-        self.gaussian = not bent and experiment.spec.method != _METHOD
+        self.gaussian = not bent and experiment.spec.method != _METHOD and not plan.discrete_noise
         self.numbers = plan.round_numbers or tuple(range(len(plan.cohorts)))
         self.target = most_exposed(plan.cohorts, plan.client_sizes)
         first = model.init(jax.random.key(0))
@@ -415,6 +494,8 @@ class _Attack:
     def _movement(self) -> float:
         """How far a run may carry the model along a record."""
         hyper, rounds = self.plan.hyper, len(self.numbers)
+        if self.plan.per_client:  # by updates that are clipped, and their noise; by Adam's steps
+            return min(10.0 * rounds * (1 + hyper["update_clip"] * (1 + hyper["central_multiplier"])), 500.0)
         steps = self.plan.local_steps * rounds
         noise = max(float(np.max(np.asarray(hyper[name]))) for name in self.plan.noise_names)
         far = self.plan.client_lr * (self.plan.clip_norm * steps + 6 * noise * math.sqrt(steps))
@@ -496,9 +577,9 @@ class _Attack:
             pieces.append(seen[: count - start])
         return np.concatenate(pieces)
 
-    def _best_rows(self) -> tuple[int, int, int]:
-        """(scene, record, neighbour) that a few runs of every row in every scene tell apart best."""
-        scenes = range(self.num_starts - 1, len(self.watched.scenes))
+    def _best_rows(self, most: int = 99) -> tuple[int, int, int]:
+        """(scene, record, neighbour) that a few runs of every row in so many scenes tell apart best."""
+        scenes = range(self.num_starts - 1, len(self.watched.scenes))[:most]
         shape = len(scenes), len(self.names), _PILOT
         scene, record, seed = np.indices(shape).reshape(3, -1)
         seen = self.seen(record, scene + scenes[0], seed + 1)
@@ -514,14 +595,37 @@ class _Attack:
 
     def rounds_epsilon(self) -> float:
         """The rounds of the engine, with the record and with its neighbour."""
-        scene, record, neighbour = self._best_rows()
+        see = self._see(*self._best_rows())
+        gaussian = not self.sampled and self.recipe.startswith(("R1", "R6"))
+        halves = not self.plan.discrete_noise  # its sampler draws something else at half the noise
+        return attacked(see, delta=self.delta, error=_ERROR, gaussian=gaussian, halves=halves)
 
+    def _see(self, scene: int, record: int, neighbour: int) -> See:
         def see(first: int, count: int, with_record: bool, noise: float) -> np.ndarray:
             row = record if with_record else neighbour
             return self.seen(np.full(count, row), np.full(count, scene), first + np.arange(count), noise)
 
-        gaussian = not self.sampled and self.recipe.startswith(("R1", "R6"))
-        return attacked(see, delta=self.delta, error=_ERROR, gaussian=gaussian)
+        return see
+
+    def _hidden(self) -> float:
+        """Before the draw, where nobody learns who takes part: how often the engine draws the target, and what a
+        round with it shows if all others are silent."""
+        see, trials = self._see(*self._best_rows(most=1)), 2 * _CHUNK
+        mine = [at for at, cohort in enumerate(self.plan.cohorts) if self.target in cohort]
+        shifts = (see(1, _CHUNK, True, 1.0) - see(1, _CHUNK, False, 1.0))[:, mine]
+        line = shifts[0, 0] / max(np.linalg.norm(shifts[0, 0]), 1e-30)
+        residuals = np.ravel(see(10**5, trials, False, 1.0)[:, mine] @ line)
+        pair = bounds.ExhibitedPair(
+            float(np.min(shifts @ line)), residuals, self._drawn_cohorts(), _TRIALS, len(self.numbers)
+        )
+        return bounds.exhibited_bound(pair, delta=self.delta, confidence=1 - _ERROR).value
+
+    def _drawn_cohorts(self) -> int:
+        """In how many of the cohorts that the engine draws the target is."""
+        index, size = self.numbers[0], self.plan.cohort_size
+        runs = self.watched.inputs(*np.zeros((2, _TRIALS), int), np.arange(_TRIALS), np.ones(_TRIALS)).runs
+        draw = jax.vmap(lambda run: engine.Simulation.cohort(self.watched.simulation, run, index, size)[0].clients)
+        return int(np.sum(np.asarray(draw(runs)) == self.target))
 
     def residuals(self, index: int, cohort: int, client: int) -> np.ndarray:
         """The noise of a client's upload along the pair's line; in every coordinate, where losses are flat and so
@@ -575,7 +679,9 @@ class _Attack:
     def epsilons(self) -> dict[str, float]:
         """The lower bound of each attack."""
         view, found = self.drawn.view, {"totality": 0.0}
-        if view != "upload" or not self.gaussian or not (self.sampled or self.drawn.ex_ante):
+        if self.plan.per_client and self.drawn.ex_ante:
+            found["ex ante"] = self._hidden()
+        elif view != "upload" or not self.gaussian or not (self.sampled or self.drawn.ex_ante):
             found["rounds"] = self.rounds_epsilon()
         if self.gaussian and np.any(self.pair.shift if view == "upload" or self.needs_uploads else 0):
             found |= self._by_uploads(view)

@@ -33,6 +33,7 @@ from dither.experiment.build import Experiment, compiled_hyper, engine_options
 from dither.methods import local
 from dither.secagg import encoding
 from dither.simulation import engine
+from dither.simulation.aggregation import add_discrete
 from dither.simulation.arrays import Inputs, RunInputs, State, all_finite
 from dither.types import Algorithm, Array, ClientResult, Cohort, Hyper, Params, PyTree, Records, Round, RoundInfo
 
@@ -158,7 +159,8 @@ class Rounds:
         turn = client if by_client else np.arange(len(client))
         order = np.where(client == self.target, rest, np.asarray(others)[turn % len(others)]).astype(np.int32)
         start = np.concatenate([[0], np.cumsum(self.sizes)[:-1]]).astype(np.int32)
-        order[start[self.target]] = record
+        mine = int(self.sizes[self.target]) if self.plan.per_client else 1  # the whole client, or one record
+        order[start[self.target] : start[self.target] + mine] = record
         return ClientPartition(order, start, self.sizes.astype(np.int32), ())
 
     # What is seen
@@ -168,14 +170,32 @@ class Rounds:
     ) -> tuple[np.ndarray, bool]:
         """Finished uploads from the first model, and whether the method's client left all of them finite."""
         columns = (np.asarray(column, np.int32) for column in (index, client, cohort))
-        sent, finite = self._sent(inputs.runs, inputs.shared, *columns)
+        sent, finite, weights = self._sent(inputs.runs, inputs.shared, *columns)
+        if self.plan.discrete_noise:
+            where = zip(np.asarray(inputs.runs.seed), index, client, cohort, strict=True)
+            rows = zip(np.asarray(sent), np.asarray(weights, np.float64), where, strict=True)
+            sent = np.stack([self._noisy_integers(row, float(weight), *map(int, at)) for row, weight, at in rows])
         return np.asarray(sent, np.float64), bool(np.all(finite))
+
+    # reason: one upload, and where its noise comes from
+    def _noisy_integers(
+        self, row: np.ndarray, weight: float, seed: int, index: int, client: int, cohort: int
+    ) -> np.ndarray:
+        """One upload with discrete noise, as a party adds it."""
+        secure_sum = self.simulation.aggregation
+        assert secure_sum and secure_sum.noise_std  # noqa: S101
+        how = secure_sum.how
+        words = encoding.words(row, how) if row.dtype == np.int32 else encoding.encode(row, how)[0]
+        std = secure_sum.noise_std(index, client, cohort) * 2.0**how.scale_bits * weight
+        return encoding.decode(add_discrete(words, std, self.simulation.words(seed, index, client)), how)
 
     def _one_upload(self, run: RunInputs, shared: Any, index: Array, client: Array, cohort: Array) -> Any:
         algorithm, params = self.simulation.build(run.hyper), self.simulation.initial(run)
         server, kept = algorithm.init(params), algorithm.client_init(params)
         sent = self.simulation.sent(algorithm.message(server), kept, run, shared, index, client, cohort)
         upload, secure_sum = sent.upload, self.simulation.aggregation
+        if self.plan.discrete_noise:
+            return ravel_pytree(upload)[0], sent.metrics["finite"], sent.weight
         if secure_sum:
             upload = jax.tree.map(lambda leaf: encoding.traced_decode(leaf, secure_sum.how), upload)
             upload = algorithm.decode(server, upload, index, cohort) if algorithm.decode else upload
@@ -183,7 +203,7 @@ class Rounds:
             unit = local.COUNT_SHARE * run.hyper["clip_norm"] * local.learning_rate(run.hyper, index)
             upload = {**upload, "unclipped": upload["unclipped"] * unit}
         upload = upload["params"] if self.plan.client_state and "params" in upload else upload
-        return ravel_pytree(upload)[0], sent.metrics["finite"]
+        return ravel_pytree(upload)[0], sent.metrics["finite"], sent.weight
 
     def seen(self, inputs: Inputs, again: Inputs) -> tuple[np.ndarray, bool]:
         """`[runs, rounds, numbers]`: each of the target's uploads, each sum, what each broadcast adds to the one
@@ -224,7 +244,9 @@ class Rounds:
 
     def _seen(self, server: PyTree, hyper: Hyper) -> Array:
         algorithm, spec = self.simulation.build(hyper), self.experiment.spec
-        # What momentum or Adam has made of a sum can be undone.
+        # What momentum or Adam has made of a sum can be undone. A trusted server's noise is in the change alone.
+        if self.plan.per_client and self.view == "broadcast" and spec.server_optimizer != "sgd":
+            return ravel_pytree(server["inner"]["memory"])[0]
         if self.view == "sum" or (self.view == "broadcast" and spec.server_optimizer != "sgd"):
             return ravel_pytree(server["sum"])[0]
         return ravel_pytree(algorithm.message(server) if self.view == "broadcast" else algorithm.params(server))[0]
@@ -329,22 +351,25 @@ def apart(inside: np.ndarray, outside: np.ndarray, spread: np.ndarray) -> float:
 See = Callable[[int, int, bool, float], np.ndarray]
 
 
-def attacked(see: See, *, delta: float, error: float, gaussian: bool) -> float:
-    """A lower bound of ε. `gaussian`: a Gaussian trade-off was proved."""
+def attacked(see: See, *, delta: float, error: float, gaussian: bool, halves: bool = True) -> float:
+    """A lower bound of ε. `gaussian`: a Gaussian trade-off was proved. `halves`: what is seen may not be linear in
+    the noise, which half of it shows; without, there are only half as many runs."""
     pilots = inside, outside = [see(1, _FIT, with_record, 1.0) for with_record in (True, False)]
     shift, scale = np.mean(inside - outside, axis=0), np.std(outside, axis=0)
     if not np.any(shift):
         return 0.0
-    unlike = np.maximum(np.std(inside - outside, axis=0), np.std(outside - 2 * see(1, _FIT, False, 0.5), axis=0))
+    unlike, counts = np.std(inside - outside, axis=0), _COUNTED if halves else _COUNTED // 2
+    if halves:
+        unlike = np.maximum(unlike, np.std(outside - 2 * see(1, _FIT, False, 0.5), axis=0))
     linear = unlike <= _LINEAR * scale + 1e-6 * np.abs(shift)  # [rounds, numbers]
     found = [0.0]
     if np.any(shift[linear]):
         score = Score.fit(inside * linear, outside * linear)
-        seen = score.columns(see(_APART, _COUNTED, False, 1.0) * linear)
+        seen = score.columns(see(_APART, counts, False, 1.0) * linear)
         found.append(_exhibited(score, seen, delta, error / 2))
     if not np.all(linear | (shift == 0)):
         score = Score.fit(*pilots)
-        counted = [see(_APART, _COUNTED // 2, with_record, 1.0) for with_record in (True, False)]
+        counted = [see(_APART, counts // 2, with_record, 1.0) for with_record in (True, False)]
         fitted, scores = ((score(one), score(other)) for one, other in (pilots, counted))
         thresholds = bounds.choose_thresholds(*fitted, trials=len(scores[0]), delta=delta, error=error / 4)
         found.append(bounds.count_bound(scores, thresholds, delta=delta, confidence=1 - error / 4).value)
