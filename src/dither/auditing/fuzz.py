@@ -557,7 +557,7 @@ class _Attack:
             (at, name)
             for at, name in enumerate(self.names)
             # Proofs of sums may rest on the public bound on norms.
-            if not self.recipe.startswith(("R6", "E3")) or name.startswith(("blank", "silent", "largest"))
+            if not self.recipe.startswith(("R6 G", "E3")) or name.startswith(("blank", "silent", "largest"))
         ]
         blanks = self.plan.adjacency == "zero-out"
         return [(a, b) for a, name in allowed for b, other in allowed if ("blank" in (name, other)) == blanks]
@@ -610,11 +610,12 @@ class _Attack:
     def _hidden(self) -> float:
         """Before the draw, where nobody learns who takes part: how often the engine draws the target, and what a
         round with it shows if all others are silent."""
-        see, trials = self._see(*self._best_rows(most=1)), 2 * _CHUNK
+        see = self._see(*self._best_rows(most=1))
         mine = [at for at, cohort in enumerate(self.plan.cohorts) if self.target in cohort]
         shifts = (see(1, _CHUNK, True, 1.0) - see(1, _CHUNK, False, 1.0))[:, mine]
         line = shifts[0, 0] / max(np.linalg.norm(shifts[0, 0]), 1e-30)
-        residuals = np.ravel(see(10**5, trials, False, 1.0)[:, mine] @ line)
+        seen = see(10**5, _TRIALS, False, 1.0)[:, mine] @ line
+        residuals = np.ravel(seen[::2] - seen[1::2]) / math.sqrt(2)  # either world may be the one with the client
         pair = bounds.ExhibitedPair(
             float(np.min(shifts @ line)), residuals, self._drawn_cohorts(), _TRIALS, len(self.numbers)
         )
