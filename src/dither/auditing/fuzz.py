@@ -11,6 +11,8 @@ linear sum  the exact value for quadratic losses, which the theorem's hypotheses
 ex ante     rounds in which everyone takes part are not drawn (R4)
 batches     batches of fixed size of a client with up to 2^28 records that are not uniform
 counts      private statistics and evaluations: the counts of every question (`auditing.counts`)
+history     charges of a ledger against what was shown, composed by dp-accounting (`auditing.spending`)
+choice      an adversary of the ledger's filter that looks before it chooses (`auditing.spending`)
 
 Noise is measured, so each answer may be wrong with probability 1e-7; everything is drawn from the seed.
 """
@@ -33,6 +35,7 @@ from dither.auditing import bounds
 from dither.auditing.counts import check_counts
 from dither.auditing.neighbours import CANARY_NORM, certain_start
 from dither.auditing.rounds import Rounds, Scene, See, apart, attacked
+from dither.auditing.spending import check_spending
 from dither.auditing.trials import most_exposed
 from dither.data import ClientPartition, Dataset
 from dither.data import transform as transformed
@@ -47,7 +50,8 @@ FEATURES = 8
 _ERROR = 1e-7  # probability that one spec is reported wrongly
 _MIDDLE, _FAR = np.float32(0.5), 1e4  # labels of a regression
 _COUNTS = 5  # seeds of this remainder by 8 draw statistics
-_WHOLE, _DISCRETE = (8, 11), (10, 15)  # by 16: specs that protect whole clients, and those with discrete noise
+# by 16: specs that protect whole clients, those with discrete noise, and ledgers
+_WHOLE, _DISCRETE, _LEDGER = (8, 11), (10, 15), (9, 12)
 _CHUNK = 512  # cases of one call, always as many: one compilation a spec
 _PILOT = 10  # runs of each row in each scene, of which the best are attacked
 _TRIALS = 2048  # with noise, and draws by which the use of a record is counted
@@ -110,8 +114,11 @@ def fuzz(
 
 def check(seed: int) -> FuzzOutcome:
     """Draw specs from a seed until one is accepted and has a proof, and attack it. Every eighth seed draws private
-    statistics or a private evaluation instead of training."""
+    statistics or a private evaluation instead of training, and as many draw charges of a ledger."""
     rng = np.random.default_rng(seed)
+    if seed % 16 in _LEDGER:
+        spent = check_spending(rng)
+        return FuzzOutcome(seed, Drawn(spent.values, ()), "R10", spent.proven, spent.attacked, spent.attack)
     if seed % 8 == _COUNTS:
         case, proven, attacked = check_counts(rng, _ERROR)
         return FuzzOutcome(seed, Drawn(case.values, case.sizes), "R1", proven, attacked, "counts")
