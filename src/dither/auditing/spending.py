@@ -215,8 +215,14 @@ def _composed(shown: Shown, delta: float) -> float:
     """ε of these releases together, rounded down, by dp-accounting."""
     from dp_accounting.pld import privacy_loss_distribution as pld
 
+    squares = sum(count / std**2 for (std, rate), count in shown.items() if rate == 1)
+    parts = [((1 / math.sqrt(squares), 1.0), 1)] if squares else []
+    parts += [(key, count) for key, count in shown.items() if key[1] < 1]
+    if not parts:
+        return 0.0
+    step = max(_STEP, *((1 / std + 10) / std / 1e4 for (std, _), _ in parts))  # the grid holds the widest loss
+
     def one(std: float, rate: float) -> Any:
-        step = max(_STEP, rate * (1 / std) * (1 / std + 10) / 1e4)
         return pld.from_gaussian_mechanism(
             std,
             sampling_prob=rate,
@@ -225,11 +231,6 @@ def _composed(shown: Shown, delta: float) -> float:
             use_connect_dots=False,
         )
 
-    squares = sum(count / std**2 for (std, rate), count in shown.items() if rate == 1)
-    parts = [((1 / math.sqrt(squares), 1.0), 1)] if squares else []
-    parts += [(key, count) for key, count in shown.items() if key[1] < 1]
-    if not parts:
-        return 0.0
     whole = one(*parts[0][0]).self_compose(parts[0][1])
     for key, count in parts[1:]:
         whole = whole.compose(one(*key).self_compose(count))

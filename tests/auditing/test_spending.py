@@ -1,0 +1,57 @@
+"""The ledger under attack: what it says was spent covers what was shown, and holes in it are found."""
+
+import numpy as np
+import pytest
+
+from dither.accounting.ledger import book
+from dither.auditing import fuzz
+from dither.auditing.spending import check_spending
+
+
+def checked(seed):
+    return check_spending(np.random.default_rng(seed))
+
+
+def repeated_rounds_are_free(monkeypatch):
+    """A charge that is dropped: rounds made again with fresh noise."""
+    add = book.Account.add
+
+    def forgetful(self, run, rounds, conditions, counts):
+        if run not in self.runs or rounds[0] >= self.runs[run][1]:
+            add(self, run, rounds, conditions, counts)
+
+    monkeypatch.setattr(book.Account, "add", forgetful)
+
+
+def one_list_of_all_runs(monkeypatch):
+    """Loss distributions composed over runs, as if nobody looked in between: no filter."""
+
+    def merged(self, account, blocks, terms):
+        everything = self._together(account, terms, range(len(account.counts)))
+        return self._row(everything, terms, ideal=False).value
+
+    monkeypatch.setattr(book.Book, "_filtered", merged)
+
+
+def the_order_counts(monkeypatch):
+    """A filter that begins anew with each sampled run."""
+    filtered = book.Book._filtered
+
+    def from_the_last(self, account, blocks, terms):
+        sampled = [at for at, block in enumerate(blocks) if not self._is_gaussian(block, terms)]
+        if not sampled or len(blocks) < 2:
+            return filtered(self, account, blocks, terms)
+        left = blocks[sampled[-1] :]
+        return filtered(self, account, left, terms) if left[1:] else self._row(left[0], terms).value
+
+    monkeypatch.setattr(book.Book, "_filtered", from_the_last)
+
+
+def a_budget_that_is_not_asked(monkeypatch):
+    """A run that has begun is paid whatever it costs."""
+    affords = book.Book._affords
+
+    def generous(self, dataset, client, account, budget):
+        return len(account.counts) > 1 or affords(self, dataset, client, account, budget)
+
+    monkeypatch.setattr(book.Book, "_affords", generous)
