@@ -17,11 +17,13 @@ from dither.auditing import fuzz
 from dither.cli import app
 from dither.errors import SpecError
 from dither.experiment import build
-from dither.privacy import clipping, sampling
+from dither.methods import local
+from dither.privacy import clipping, discrete, sampling
 from dither.types import PrivacyPlan
 
 FALLING_RATES, OVERFLOW, EVERYONE_FIRST = 78, 1, 147  # seeds of specs that show a hole best
 CLAMPED, SIGNS, FEWER_LATER, NO_NOISE_LEFT, LARGE_CLIENT = 7, 19, 14, 34, 20
+WHOLE_CLIENT, HIDDEN_COHORT, INTEGERS = 72, 43, 58
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +104,40 @@ def products_of_32_bits(monkeypatch):
     monkeypatch.setattr(sampling, "_below", below)
 
 
+def half_the_noise_of_the_server(monkeypatch):
+    """DP-FedAvg's noise, halved."""
+    noisy = local.noisy_vector
+
+    def quiet(*arguments, noise_std, **options):
+        return noisy(*arguments, noise_std=noise_std / 2, **options)
+
+    monkeypatch.setattr(local, "noisy_vector", quiet)
+
+
+def whole_clients_without_a_clip(monkeypatch):
+    """Updates of whole clients as long as they are."""
+    monkeypatch.setattr(local, "clip_whole", lambda plan, update, bound: update)
+
+
+def whole_clients_clipped_to_twice_the_bound(monkeypatch):
+    """Updates of whole clients that are twice as long as is charged."""
+    clip = local.clip_whole
+    monkeypatch.setattr(local, "clip_whole", lambda plan, update, bound: clip(plan, update, 2 * bound))
+
+
+def half_the_noise_of_a_hidden_cohort(monkeypatch):
+    """The same noise, where nobody learns who takes part."""
+    half_the_noise_of_the_server(monkeypatch)
+
+
+def half_the_noise_on_integers(monkeypatch):
+    """Discrete noise of half its std."""
+    drawn = discrete.discrete_gaussian
+    monkeypatch.setattr(
+        discrete, "discrete_gaussian", lambda size, variance, words: drawn(size, variance / 4, words=words)
+    )
+
+
 HOLES = {
     constant_rates: (FALLING_RATES, "linear sum"),
     unguarded_clip: (OVERFLOW, "totality"),
@@ -111,6 +147,11 @@ HOLES = {
     credit_of_the_first_cohort: (FEWER_LATER, "rounds"),
     noise_that_float32_loses: (NO_NOISE_LEFT, "rounds"),
     products_of_32_bits: (LARGE_CLIENT, "batches"),
+    half_the_noise_of_the_server: (WHOLE_CLIENT, "rounds"),
+    whole_clients_without_a_clip: (WHOLE_CLIENT, "totality"),
+    whole_clients_clipped_to_twice_the_bound: (WHOLE_CLIENT, "rounds"),
+    half_the_noise_of_a_hidden_cohort: (HIDDEN_COHORT, "ex ante"),
+    half_the_noise_on_integers: (INTEGERS, "rounds"),
 }
 
 
@@ -119,6 +160,12 @@ def test_random_specs_leak_no_more_than_is_proved():
     assert [outcome.command for outcome in outcomes if outcome.violated] == []
     assert [outcome.seed for outcome in outcomes] == list(range(20000, 20008))
     assert max(outcome.attacked / outcome.proven for outcome in outcomes) > 0.8  # and come near
+
+
+@pytest.mark.parametrize("seed", [WHOLE_CLIENT, INTEGERS])
+def test_whole_clients_and_integers_show_nearly_all_that_is_proved(seed):
+    outcome = fuzz.check(seed)
+    assert 0.85 * outcome.proven < outcome.attacked < outcome.proven
 
 
 @pytest.mark.parametrize("hole", HOLES, ids=lambda hole: hole.__name__)

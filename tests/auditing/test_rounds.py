@@ -5,6 +5,8 @@ import pytest
 
 from dither import accounting
 from dither.auditing.rounds import attacked
+from dither.privacy.discrete import discrete_gaussian
+from dither.simulation.aggregation import seeded_words
 
 DELTA, ROUNDS = 1e-5, 3
 
@@ -57,3 +59,22 @@ def test_counts_alone_assume_nothing():
         return 0.01 + values * 0.01 if with_record else values
 
     assert 2.0 < epsilon(see, gaussian=False) < np.log(4096)
+
+
+@pytest.mark.parametrize(("std", "step"), [(4.0, 3), (4.0, 12), (40.0, 45)])
+def test_noise_on_integers_is_shown_nearly_in_full_and_not_above_its_own_epsilon(std, step):
+    """One number, on a grid as coarse as any proof allows: ε of the discrete Gaussian itself, by its sum."""
+    values = np.arange(-60 * int(std), 60 * int(std))
+    mass, moved = (np.exp(-((values - shift) ** 2) / (2 * std**2)) for shift in (step, 0))
+    mass, moved = mass / mass.sum(), moved / moved.sum()
+    low, high = 0.0, 100.0
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        over = np.sum(np.maximum(mass - np.exp(middle) * moved, 0.0))
+        low, high = (middle, high) if over > DELTA else (low, middle)
+
+    def see(first, count, with_record, noise):
+        drawn = discrete_gaussian(count, std**2, words=seeded_words(first))
+        return (drawn + step * with_record).astype(float).reshape(count, 1, 1)
+
+    assert 0.8 * low < epsilon(see, halves=False) < low

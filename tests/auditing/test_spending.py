@@ -55,3 +55,40 @@ def a_budget_that_is_not_asked(monkeypatch):
         return len(account.counts) > 1 or affords(self, dataset, client, account, budget)
 
     monkeypatch.setattr(book.Book, "_affords", generous)
+
+
+HOLES = {  # seeds that show each, and how
+    repeated_rounds_are_free: (8, "history"),
+    a_budget_that_is_not_asked: (8, "history"),
+    the_order_counts: (8, "history"),
+    one_list_of_all_runs: (11, "choice"),
+}
+
+
+@pytest.mark.parametrize("seed", [8, 11, 17])
+def test_what_was_shown_is_near_what_was_spent_and_never_above(seed):
+    case = checked(seed)
+    assert 0.99 * case.proven < case.attacked <= case.proven
+
+
+@pytest.mark.parametrize("hole", HOLES, ids=lambda hole: hole.__name__)
+def test_a_hole_is_found(hole, monkeypatch):
+    seed, attack = HOLES[hole]
+    hole(monkeypatch)
+    case = checked(seed)
+    assert case.attack == attack
+    assert case.attacked > 1.03 * case.proven
+
+
+def test_the_net_draws_them_too():
+    outcome = fuzz.check(9)
+    assert outcome.drawn.values["method"] == "ledger"
+    assert not outcome.violated
+
+
+@pytest.mark.slow
+def test_a_hundred_histories_are_covered():
+    cases = [checked(seed) for seed in range(100)]
+    assert all(case.attacked <= case.proven * (1 + 1e-3) for case in cases)
+    kinds = {word for case in cases for line in case.values.get("story", ()) for word in line.split()}
+    assert {"refused", "joined", "(poisson,", "(fixed,", "(full,"} <= kinds

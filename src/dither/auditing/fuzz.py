@@ -43,8 +43,9 @@ from dither.errors import NoProof, SpecError
 from dither.experiment.build import Experiment, assemble
 from dither.privacy import clipping, noise, sampling
 from dither.simulation import devices, engine
+from dither.simulation.arrays import RunInputs
 from dither.spec import Spec
-from dither.types import Keys
+from dither.types import Array, Keys
 
 FEATURES = 8
 _ERROR = 1e-7  # probability that one spec is reported wrongly
@@ -316,7 +317,12 @@ def _of_clients(drawn: Drawn, rng: np.random.Generator) -> Drawn:
         values |= {"privacy.noise": "paper", "method_options.noise_multiplier": round(rng.uniform(0.5, 8.0), 2)}
     if hidden:  # a seed that nobody knows: before the draw, a cohort is a batch of clients
         few = int(rng.integers(1, kept["num_clients"]))
-        values |= {"cohort_size": few, "secagg.mode": "off", "server_optimizer": "sgd", "privacy.view": "broadcast"}
+        values |= {
+            "cohort_size": few,
+            "secagg.mode": "off",
+            "server_optimizer": "sgd",
+            "privacy.view": "broadcast",
+        }
         values |= {"privacy.adjacency": "zero-out", "privacy.colluders": 0, "model.name": "logistic"}
         kept.pop("model.class_weight", None)
         drawn = drawn._replace(twice=-1, missing=0, classes=2)
@@ -359,8 +365,8 @@ def _of_integers(drawn: Drawn, rng: np.random.Generator) -> Drawn:
 
 def _without_options(values: dict[str, Any]) -> dict[str, Any]:
     """The spec without what only some methods have."""
-    lacking = ("noise_std", "noise_schedule", "noise_decay", "epsilons", "clip_quantile", "colluders")
-    lacking = (*(f"privacy.{key}" for key in lacking), "server_optimizer", "server_average")
+    options = ("noise_std", "noise_schedule", "noise_decay", "epsilons", "clip_quantile", "colluders")
+    lacking = (*(f"privacy.{key}" for key in options), "server_optimizer", "server_average")
     return {
         name: value
         for name, value in values.items()
@@ -502,7 +508,8 @@ class _Attack:
         """How far a run may carry the model along a record."""
         hyper, rounds = self.plan.hyper, len(self.numbers)
         if self.plan.per_client:  # by updates that are clipped, and their noise; by Adam's steps
-            return min(10.0 * rounds * (1 + hyper["update_clip"] * (1 + hyper["central_multiplier"])), 500.0)
+            reach = float(hyper["update_clip"]) * (1 + float(hyper["central_multiplier"]))
+            return min(10.0 * rounds * (1 + reach), 500.0)
         steps = self.plan.local_steps * rounds
         noise = max(float(np.max(np.asarray(hyper[name]))) for name in self.plan.noise_names)
         far = self.plan.client_lr * (self.plan.clip_norm * steps + 6 * noise * math.sqrt(steps))
@@ -631,9 +638,13 @@ class _Attack:
     def _drawn_cohorts(self) -> int:
         """In how many of the cohorts that the engine draws the target is."""
         index, size = self.numbers[0], self.plan.cohort_size
-        runs = self.watched.inputs(*np.zeros((2, _TRIALS), int), np.arange(_TRIALS), np.ones(_TRIALS)).runs
-        draw = jax.vmap(lambda run: engine.Simulation.cohort(self.watched.simulation, run, index, size)[0].clients)
-        return int(np.sum(np.asarray(draw(runs)) == self.target))
+        rows, number = np.zeros(_TRIALS, int), jnp.int32(index)
+        runs = self.watched.inputs(rows, rows, np.arange(_TRIALS), np.ones(_TRIALS)).runs
+
+        def members(run: RunInputs) -> Array:
+            return engine.Simulation.cohort(self.watched.simulation, run, number, size)[0].clients
+
+        return int(np.sum(np.asarray(jax.vmap(members)(runs)) == self.target))
 
     def residuals(self, index: int, cohort: int, client: int) -> np.ndarray:
         """The noise of a client's upload along the pair's line; in every coordinate, where losses are flat and so

@@ -183,7 +183,8 @@ class Rounds:
     ) -> np.ndarray:
         """One upload with discrete noise, as a party adds it."""
         secure_sum = self.simulation.aggregation
-        assert secure_sum and secure_sum.noise_std  # noqa: S101
+        assert secure_sum is not None  # noqa: S101
+        assert secure_sum.noise_std is not None  # noqa: S101
         how = secure_sum.how
         words = encoding.words(row, how) if row.dtype == np.int32 else encoding.encode(row, how)[0]
         std = secure_sum.noise_std(index, client, cohort) * 2.0**how.scale_bits * weight

@@ -1,10 +1,10 @@
 """The ledger under attack: random runs are charged to a real one, and what it says was spent is compared with what
 they showed.
 
-history   runs of random lengths, noise and batches, on two data sets that may turn out to be the same, paid as training
-          pays (`ledger.runs`): in pieces, beside each other, by several processes, killed before or after rounds
-          were made, made again with fresh noise or with the same, stopped by what they showed, refused. What a
-          record showed in all of them is composed by dp-accounting, rounded down
+history   runs of random lengths, noise and batches, on two data sets that may turn out to be the same, paid as
+          training pays (`ledger.runs`): in pieces, beside each other, by several processes, killed before or after
+          rounds were made, made again with fresh noise or with the same, stopped by what they showed, refused. What
+          a record showed in all of them is composed by dp-accounting, rounded down
 choice    an adversary that looks at the first output before it selects the second of several releases, each the
           quietest that the ledger lets pass: its δ is an integral over what it saw
 """
