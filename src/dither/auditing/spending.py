@@ -3,7 +3,7 @@ they showed.
 
 history   runs of random lengths, noise and batches, on two data sets that may turn out to be the same, paid as
           training pays (`ledger.runs`): in pieces, beside each other, by several processes, killed before or after
-          rounds were made, made again with fresh noise or with the same, stopped by what they showed, refused. What
+          rounds were made, made again with fresh noise or the same, stopped by what they showed, refused. What
           a record showed in all of them is composed by dp-accounting, rounded down
 choice    an adversary that looks at the first output before it selects the second of several releases, each the
           quietest that the ledger lets pass: its δ is an integral over what it saw
@@ -289,4 +289,4 @@ def _delta(epsilon: np.ndarray, std: float, rate: float) -> np.ndarray:
     grown = (np.exp(epsilon) - 1 + rate) / rate
     at = np.log(np.maximum(grown, 1e-300))
     whole = norm.cdf(0.5 / std - at * std) - grown * norm.cdf(-0.5 / std - at * std)
-    return np.where(grown > 0, rate * whole, 1 - np.exp(epsilon))
+    return np.asarray(np.where(grown > 0, rate * whole, 1 - np.exp(epsilon)))
