@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 from dither.accounting.ledger import Ledger
 from dither.cli import app
 from dither.data import Schema
-from dither.errors import DataError, SpecError
-from dither.experiment import start
+from dither.errors import BudgetExhausted, DataError, SpecError
+from dither.experiment import evaluation, start
 from dither.experiment.account import account
 from dither.experiment.evaluation import PrivateScores
 from dither.experiment.private_schema import Wanted
@@ -47,13 +47,16 @@ def test_a_plan_needs_headers_and_counts_alone(folder, monkeypatch):
 
 
 def test_classes_that_cannot_be_found_are_asked_for_before_anything_is_spent(folder, tmp_path):
-    needed = r"1,\d{3} records of one table share, or 5\d\d of all if they are 0/1.* largest one 1,200: declare"
+    needed = r"1,\d{3} records of one table have it, or 5\d\d of all tables for 0/1.* largest one 1,200: declare"
     with pytest.raises(DataError, match=needed):
         start.plan_project(folder, Wanted("ill"), epsilon=0.5)
-    assert "classes no, yes" in start.plan_project(folder, Wanted("ill", classes=("no", "yes"))).lines()[0][1]
+    assert (
+        "classes no, yes"
+        in dict(start.plan_project(folder, Wanted("ill", classes=("no", "yes"))).lines())["label"]
+    )
     start.plan_project(folder, Wanted("age", "regression"), epsilon=0.5)
     found = start.plan_project(folder, Wanted("ill"))
-    assert f"{found.least_class.usual} of all if they are 0/1, -1/1, 1/2, no/yes" in found.lines()[0][1]
+    assert f"{found.least_class.usual} of all tables for 0/1, -1/1, 1/2, no/yes" in dict(found.lines())["label"]
     assert found.least_class.usual <= 2400 / 5 < found.least_class.named  # so that other names than these are not
     declared = start.plan_project(folder, Wanted("ill", classes=("no", "yes")))
     (tmp_path / "federation.toml").write_text(start.federation_toml(declared, {}))
@@ -135,3 +138,82 @@ def test_one_epsilon_covers_everything(folder, tmp_path):
     with pytest.raises(DataError, match="has spent ε before"):
         start.start(folder, label="ill", classes=("no", "yes"), out=tmp_path / "second", ledger=book)
     assert not (tmp_path / "second").exists()
+
+
+def test_an_interrupted_project_is_continued_by_the_same_command(folder, tmp_path, monkeypatch):
+    """It had been lost: the schema's ε was spent, and no command took up its folder."""
+    out, book = tmp_path / "out", tmp_path / "ledger.sqlite"
+    wanted = Wanted("ill", classes=("no", "yes"), drop=("copy", "number_copy"))
+    plan = start.plan_project(folder, wanted, epsilon=6.0)
+    values = {"num_rounds": 4, "local_steps": 1, "eval_every": 1, "randomness": "seeded"}
+
+    def begin(out=out, values=values, **options):
+        return start.start_project(plan, out=out, ledger=book, values=values, **options)
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    whole = start.start_project(plan, out=tmp_path / "whole", ledger=tmp_path / "other.sqlite", values=values)
+    for options in (
+        {"on_start": interrupt},
+        {"on_evaluation": interrupt},
+    ):  # before the first round, in the rounds
+        with pytest.raises(KeyboardInterrupt):
+            begin(**options, new_ledger=True)
+        assert (out / start.BEGUN).is_file()
+    with pytest.raises(SpecError, match="begun with other --set; repeat the command that began it"):
+        begin(values={**values, "num_rounds": 5})
+    with pytest.raises(SpecError, match="begun with other records or another ledger"):
+        start.start_project(plan, out=out, ledger=tmp_path / "third.sqlite", values=values, new_ledger=True)
+    monkeypatch.setattr(start, "private_schema", lambda *_: pytest.fail("spent twice"))
+    with monkeypatch.context() as patch:  # after the evaluation
+        patch.setattr(start, "spent_parts", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            begin(new_ledger=True, on_checked=lambda: pytest.fail("asked twice"))
+    charges = len(Ledger(book).history())
+    monkeypatch.setattr(start, "evaluate_privately", lambda *_, **__: pytest.fail("evaluated twice"))
+    project = begin(new_ledger=True)
+    assert len(Ledger(book).history()) == charges
+    assert project.scores == whole.scores
+    assert project.excluded == whole.excluded
+    assert [part.epsilon for part in project.split] == pytest.approx([part.epsilon for part in whole.split])
+    assert sorted(file.name for file in out.iterdir()) == ["federation.toml", "project.json", "run", "schema.toml"]
+    with pytest.raises(SpecError, match="nothing is overwritten"):
+        begin()
+
+
+def test_an_evaluation_that_was_charged_and_lost_is_not_repeated_for_free(folder, tmp_path, monkeypatch):
+    wanted = Wanted("ill", classes=("no", "yes"), drop=("copy", "number_copy"))
+    plan = start.plan_project(folder, wanted, epsilon=6.0)
+
+    def begin():
+        values = {"num_rounds": 4, "local_steps": 1, "eval_every": 1}
+        return start.start_project(plan, out=tmp_path / "out", ledger=tmp_path / "ledger.sqlite", values=values)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluation, "private_scores", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            begin()
+    with pytest.raises(BudgetExhausted, match=r"is trained but not evaluated: .* of its budget ε=6"):
+        begin()
+
+
+def test_a_folder_that_cannot_be_made_costs_nothing(folder, tmp_path):
+    (tmp_path / "file").write_text("")
+    plan = start.plan_project(folder, Wanted("ill", classes=("no", "yes")), epsilon=6.0)
+    book = tmp_path / "ledger.sqlite"
+    with pytest.raises(NotADirectoryError):
+        start.start_project(plan, out=tmp_path / "file" / "out", ledger=book, values={"num_rounds": 4})
+    assert not [entry for entry in Ledger(book).history() if entry.kind in ("charge", "budget")]
+
+
+def test_ctrl_c_names_the_command_that_continues(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["start", str(folder), "--classes", "no,yes", "--epsilon", "6", "--ledger", "book.sqlite"]
+    monkeypatch.setattr("sys.argv", ["dither", *arguments])
+    monkeypatch.setattr(start, "training_spec", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(start, "_rehearse", lambda *_: None)
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 130
+    made = next((tmp_path / "runs").iterdir()).relative_to(tmp_path)
+    assert f"continue with: dither {' '.join(arguments)} --out {made} --label ill" in result.stderr

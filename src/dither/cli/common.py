@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import io
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -540,6 +541,15 @@ def on_interrupt(advice: str | Callable[[], str]) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         stop(advice() if callable(advice) else advice)
+
+
+def command_again(**options: Any) -> str:
+    """The command of this process, with the given options where it has them not."""
+    given = sys.argv[1:]
+    missing = {f"--{name}": str(value) for name, value in options.items()}
+    for name in [name for name in missing if any(each.split("=")[0] == name for each in given)]:
+        del missing[name]
+    return shlex.join(["dither", *given, *(text for pair in missing.items() for text in pair)])
 
 
 def stop(advice: str) -> NoReturn:

@@ -294,8 +294,12 @@ def start(
         if asks and not typer.confirm("No values have been read yet. Spend this?", default=True, err=True):
             raise typer.Exit
 
-    view = common.RunProgress()
-    advice = "what was charged stays charged; `dither budget show` lists it"
+    view, folder = common.RunProgress(), out or project.free_folder()
+
+    def advice() -> str:
+        if (folder / project.BEGUN).is_file():
+            return f"continue with: {common.command_again(out=folder, label=label)}"
+        return "what was charged stays charged; `dither budget show` lists it"
 
     def step(line: str) -> None:
         if common.output().text:
@@ -303,7 +307,7 @@ def start(
 
     with common.on_interrupt(advice), view:
         done = project.start_project(
-            plan, out=out, ledger=ledger, new_ledger=new_ledger, on_checked=agree, on_step=step,
+            plan, out=folder, ledger=ledger, new_ledger=new_ledger, on_checked=agree, on_step=step,
             values=common.values_of(settings), on_start=view.start, on_evaluation=view.update,
         )  # fmt: skip
     if common.emit(done):
@@ -374,8 +378,7 @@ def sweep(
     folder = out or free_path("sweeps", spec.with_values(values))
 
     def how_to_continue() -> str:
-        arguments = sys.argv[1:] if out is not None else [*sys.argv[1:], "--out", str(folder)]
-        return f"finished batches are kept; continue with: {shlex.join(['dither', *arguments])}"
+        return f"finished batches are kept; continue with: {common.command_again(out=folder)}"
 
     with (
         common.on_interrupt(how_to_continue),

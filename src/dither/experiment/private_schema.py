@@ -148,7 +148,10 @@ class LeastClass(NamedTuple):
 
     def __str__(self) -> str:
         pairs = ", ".join(pair.replace(" ", "/") for pair in USUAL)
-        return f"{self.named:,} records of one table share, or {self.usual:,} of all if they are {pairs}"
+        return (
+            f"a class is found if {self.named:,} records of one table have it, or {self.usual:,} of all tables "
+            f"for {pairs}"
+        )
 
 
 def check_classes(
@@ -165,8 +168,8 @@ def check_classes(
     enough = least.named <= max(records) / _FOUND or least.usual <= sum(records) / _FOUND
     if wanted.finds_classes and not enough:
         raise DataError(
-            f"at this ε, classes of {wanted.label!r} are those that {least}; the tables have {sum(records):,} "
-            f"records, the largest one {max(records):,}: declare the classes (--classes yes,no; data.classes in "
+            f"label {wanted.label!r}: at this ε, {least}; the tables have {sum(records):,} records, the largest "
+            f"one {max(records):,}: declare the classes (--classes yes,no; data.classes in "
             "a federation), or say that the label is a number (--task regression)"
         )
     return least

@@ -10,6 +10,7 @@ evaluation on the others. Each file gets a budget of that ε in the ledger, so t
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import tempfile
@@ -27,15 +28,15 @@ from dither.accounting import gaussian_epsilon, gaussian_mu
 from dither.accounting.ledger import Budget, Ledger
 from dither.accounting.ledger.runs import charged_in_all, data_id
 from dither.data.schema import SchemaPrivacy
-from dither.errors import DataError, SpecError
+from dither.errors import BudgetExhausted, DataError, SpecError
 from dither.experiment import counting
 from dither.experiment.account import spent_parts, with_counts
 from dither.experiment.build import Experiment, build_experiment, by_file, choose
 from dither.experiment.defaults import TUNED
 from dither.experiment.evaluation import PrivateScores, evaluate_privately
-from dither.experiment.folder import to_json, write_text
+from dither.experiment.folder import RunFolder, to_json, write_text
 from dither.experiment.private_schema import LeastClass, Wanted, check_classes, private_schema
-from dither.experiment.report import Report, SpentPart
+from dither.experiment.report import Report, SpentPart, load
 from dither.experiment.train import run
 from dither.privacy.discrete import Words
 from dither.simulation.engine import chunks
@@ -51,6 +52,15 @@ _DECIDED = {
     *("privacy.epsilon", "privacy.delta"),
 }
 _TOO_GOOD = 0.98
+BEGUN = "begun.json"  # in the folder of a project that has a schema and is not complete
+_DONE = "project.json"
+_PARTS = {
+    "files": "tables",
+    "accounts": "records or another ledger",
+    "wanted": "options for the label and columns",
+    "budgets": "--epsilon, --delta or --split",
+    "values": "--set",
+}
 _LABELS = re.compile(
     r"^(label|target|outcome|class|y|result|response|diagnosis|readmitted|survived|income)$", re.I
 )
@@ -90,13 +100,14 @@ class ProjectPlan:
 
     def lines(self) -> list[tuple[str, str]]:
         """What a person should know before anything is looked at."""
-        total, label = sum(self.records), f"label {self.wanted.label!r}"
+        label = repr(self.wanted.label)
         if self.wanted.classes:
             label += f" with classes {', '.join(self.wanted.classes)}"
         elif self.wanted.task != "regression":
-            label += f", classes that {self.least_class} (--classes declares them)"
+            label += f"; {self.least_class} (--classes declares them)"
         return [
-            ("tables", f"{len(self.files)}, {total:,} records, {label}"),
+            ("tables", f"{len(self.files)}, {sum(self.records):,} records"),
+            ("label", label),
             (
                 "ε in all",
                 f"{self.budgets.epsilon:g} at δ = {self.budgets.delta:g}, for each file, set as its budget in "
@@ -189,51 +200,120 @@ def start_project(
     **options: Any,
 ) -> Project:
     """Estimate a schema, train and evaluate, all privately. `values` are keys of a spec put on top of what Dither
-    chooses, `options` those of `train.run`. `on_checked` is called before anything is written or spent."""
-    folder = Path(out) if out is not None else Path("runs") / time.strftime("start-%Y%m%d-%H%M%S")
-    if folder.exists():
+    chooses, `options` those of `train.run`. `on_checked` is called before anything is written or spent. If `out`
+    holds an interrupted project of the same tables and options, it is continued after its schema."""
+    folder, values = Path(out) if out is not None else free_folder(), values or {}
+    if folder.exists() and ((folder / _DONE).exists() or not (folder / BEGUN).is_file()):
         raise SpecError(f"{str(folder)!r} exists; nothing is overwritten, give another --out")
-    values = values or {}
     if decided := _DECIDED & set(values):
         raise SpecError(f"{min(decided)!r} follows from the tables and the options of start; leave it out")
     book = Ledger(ledger or Ledger.default_path())
-    datasets = _unspent(book, plan)
-    _rehearse(plan, values)
-    on_checked()
-    for dataset in datasets:
-        if book.budget(dataset) is None:
-            book.set_budget(dataset, Budget(plan.budgets.epsilon, plan.budgets.delta))
-    on_step("estimating the schema")
+    datasets = _accounts(book, plan)
+    asked = _asked(plan, datasets, values)
+    begun = _begun(folder, asked)
     budget: dict[str, Any] = {"delta": plan.budgets.delta, "ledger": book.path, "new_ledger": new_ledger}
 
     def words(purpose: str) -> list[Words]:
         source = str(values.get("randomness", "os")), int(values.get("seed", 0)), purpose
         return [counting.noise_words(*source, number) for number in range(len(plan.files))]
 
-    schema_budget, score_budget = plan.budgets.schema, plan.budgets.evaluation
-    drafted = private_schema(plan.files, plan.wanted, epsilon=schema_budget, words=words("schema"), **budget)
-    folder.mkdir(parents=True)
-    drafted.schema.save(folder / "schema.toml")
-    on_step("choosing the noise")
-    spec = training_spec(plan, folder / "schema.toml", values)
-    write_text(folder / "federation.toml", federation_toml(plan, values))
-    on_step("training")
-    report = run(spec, out=folder / "run", ledger=book.path, new_ledger=new_ledger, **options)
-    on_step("evaluating")
-    scores = evaluate_privately(
-        report, plan.files, epsilon=score_budget, held_out=True, words=words("evaluation"), **budget
-    )
-    project = Project(folder, report, scores, spent_parts(report, book.path), drafted.excluded)
-    write_text(folder / "project.json", to_json(project.to_dict(), indent=2))
+    if begun is None:
+        _check_unspent(book, plan, datasets)
+        _rehearse(plan, values)
+        on_checked()
+        folder.mkdir(parents=True)  # before anything is charged: it may be refused
+        for dataset in datasets:
+            if book.budget(dataset) is None:
+                book.set_budget(dataset, Budget(plan.budgets.epsilon, plan.budgets.delta))
+        on_step("estimating the schema")
+        try:
+            drafted = private_schema(
+                plan.files, plan.wanted, epsilon=plan.budgets.schema, words=words("schema"), **budget
+            )
+        except BaseException:
+            folder.rmdir()
+            raise
+        drafted.schema.save(folder / "schema.toml")
+        write_text(folder / "federation.toml", federation_toml(plan, values))
+        begun = {**asked, "left_out": drafted.excluded}
+        write_text(folder / BEGUN, to_json(begun, indent=2))
+    if "scores" in begun:
+        report = load(folder / "run")
+    else:
+        report = _trained(
+            plan, folder, values, on_step, {"ledger": book.path, "new_ledger": new_ledger, **options}
+        )
+        on_step("evaluating")
+        budget |= {"epsilon": plan.budgets.evaluation, "words": words("evaluation")}
+        try:
+            begun["scores"] = asdict(evaluate_privately(report, plan.files, held_out=True, **budget))
+        except BudgetExhausted as refusal:  # what was interrupted may have been charged without a result
+            raise BudgetExhausted(f"{str(folder / 'run')!r} is trained but not evaluated: {refusal}") from None
+        write_text(folder / BEGUN, to_json(begun, indent=2))
+    scores = PrivateScores.from_json(to_json(begun["scores"]))
+    project = Project(folder, report, scores, spent_parts(report, book.path), begun["left_out"])
+    write_text(folder / _DONE, to_json(project.to_dict(), indent=2))
+    (folder / BEGUN).unlink()
     return project
 
 
-def _unspent(book: Ledger, plan: ProjectPlan) -> list[str]:
-    """The accounts of the files, which must have spent nothing before and have no smaller budget."""
+def _trained(
+    plan: ProjectPlan,
+    folder: Path,
+    values: Mapping[str, Any],
+    on_step: Callable[[str], None],
+    options: dict[str, Any],
+) -> Report:
+    """The run of a project, begun or continued."""
+    path = folder / "run"
+    if (path / "spec.toml").is_file():
+        on_step("continuing the training")
+        return run(RunFolder.open(path).spec(), resume=path, **options)
+    RunFolder(path).discard()  # a kill came before anything was charged
+    on_step("choosing the noise")
+    spec = training_spec(plan, folder / "schema.toml", values)
+    on_step("training")
+    return run(spec, out=path, **options)
+
+
+def free_folder() -> Path:
+    """Where a project goes that names no folder."""
+    return Path("runs") / time.strftime("start-%Y%m%d-%H%M%S")
+
+
+def _asked(plan: ProjectPlan, datasets: Sequence[str], values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a project was asked for, as it stands in its folder. The accounts of other records, or in another
+    ledger, are others: there, the schema was not charged."""
+    files = [str(file.resolve()) for file in plan.files]
+    asked = {"files": files, "accounts": datasets, "wanted": asdict(plan.wanted), "budgets": plan.budgets}
+    return dict(json.loads(to_json({**asked, "values": values})))
+
+
+def _begun(folder: Path, asked: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What an interrupted project of the same tables and options left in the folder; None if there is none."""
+    if not folder.exists():
+        return None
+    begun: dict[str, Any] = json.loads((folder / BEGUN).read_text())
+    if changed := [name for name in asked if begun.get(name) != asked[name]]:
+        raise SpecError(
+            f"{str(folder)!r} was begun with other {' and '.join(_PARTS[name] for name in changed)}; repeat the "
+            f"command that began it, or give another --out"
+        )
+    return begun
+
+
+def _accounts(book: Ledger, plan: ProjectPlan) -> list[str]:
+    """The files' accounts in the ledger."""
     datasets = [data_id(book, path=str(file)) for file in plan.files]
     for number, (file, dataset) in enumerate(zip(plan.files, datasets, strict=True)):
         if dataset in datasets[:number]:
             raise DataError(f"{file.name!r} holds the records of another table; give each institution's once")
+    return datasets
+
+
+def _check_unspent(book: Ledger, plan: ProjectPlan, datasets: Sequence[str]) -> None:
+    """The files must have spent nothing before, and have no smaller budget."""
+    for file, dataset in zip(plan.files, datasets, strict=True):
         limit = book.budget(dataset)
         if any(spent.participations for spent in book.spent(dataset, delta=plan.budgets.delta)):
             raise DataError(
@@ -242,7 +322,6 @@ def _unspent(book: Ledger, plan: ProjectPlan) -> list[str]:
             )
         if limit is not None and not Budget(plan.budgets.epsilon, plan.budgets.delta).within(limit):
             raise SpecError(f"{file.name!r} has a budget of {limit}; give an --epsilon and --delta within it")
-    return datasets
 
 
 def _rehearse(plan: ProjectPlan, values: Mapping[str, Any]) -> None:
