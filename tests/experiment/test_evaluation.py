@@ -97,6 +97,17 @@ def test_without_noise_the_scores_are_exact_up_to_ties(scale):
     assert scores["auc"].high - scores["auc"].low < 0.06
 
 
+@pytest.mark.parametrize("by_chance", [(-6.1, -5.7), (-4.0, 0.0), (5.7, 6.1)])
+def test_a_range_that_stands_out_by_chance_or_on_one_side_cuts_nothing_off(by_chance, monkeypatch):
+    """All other log-odds had counted as its ends, and the intervals did not tell."""
+    odds, truth = balanced(np.random.default_rng(5))
+    monkeypatch.setattr(evaluation, "zoom", lambda *_: {"score": by_chance})
+    counting = Counting(scored(odds, truth, 3), 1.0, 1e-5, seeded(0), lists_names=False)
+    scores = evaluation.private_scores(counting, "ab", None, 1.0, 1e-5)
+    for name, value in exact_scores(odds, truth).items():
+        assert scores.model[name].low <= value <= scores.model[name].high
+
+
 def test_of_a_class_that_drowns_in_noise_no_auc_is_said():
     odds, truth = rare(np.random.default_rng(5))
     counting = Counting(scored(odds[:600], truth[:600], 2), 0.1, 1e-5, seeded(0), lists_names=False)

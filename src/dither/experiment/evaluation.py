@@ -185,8 +185,9 @@ def _binary(counter: Counter, table: np.ndarray, table_std: float) -> tuple[dict
     follow from noisy counts of both in equal parts of the log-odds. An institution adds up those of its records of
     the rarer class: one sum, whose noise does not grow with the number of parts. The losses are such sums too."""
     (powers,), std = counter.total(Question(counting.SURVEY, ("score",), _SHARES["survey"]))
-    outer = power_range(powers[0], std, _COMMON)
-    range = zoom(counter, {"score": outer}, _SHARES["zoom"])["score"]  # in which nearly all log-odds lie
+    outer = _both_sides(power_range(powers[0], std, _COMMON))
+    # In which nearly all log-odds lie
+    range = _both_sides(zoom(counter, {"score": outer}, _SHARES["zoom"])["score"])
     curve = Question(counting.HISTOGRAM, ("score",), _SHARES["curve"], (range,), label="truth", classes=("0", "1"))
     (cells,), cell_std = counter.total(curve)
     cells = cells[:2].astype(np.float64)
@@ -225,6 +226,13 @@ def _binary(counter: Counter, table: np.ndarray, table_std: float) -> tuple[dict
     if ranked[0] < 4 * ranked_std[0] or cells[1 - rare].sum() < 4 * cell_std * math.sqrt(counting.BINS):
         model["auc"] = Estimate(0.5, 0.0, 1.0)  # a class that does not stand out of its noise
     return model, _calibration(cells, cell_std, expit((edges[:-1] + edges[1:]) / 2))
+
+
+def _both_sides(range: Range) -> Range:
+    """The range, with its mirror image if it lies on one side of 0: where one class alone, or a bin by chance,
+    stands out of the noise, the others' log-odds would be cut off, and no interval would tell."""
+    reach = max(map(abs, range))
+    return range if range[0] < 0 < range[1] else (-reach, reach)
 
 
 def _weighted(
