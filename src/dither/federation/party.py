@@ -362,8 +362,10 @@ class _PartyRun:
         self.client = agreement.number(party.name)
         self.releases = ReleaseRecord(self.store.path, party.name, agreement.digest, party.identity)
         self._ledger, self._dataset = party.ledger, party.dataset
-        # What the ledger calls the run. A training keeps the name that it has in every file.
-        self._account = f"{agreement.purpose}-{agreement.run}" if agreement.purpose else agreement.run
+        # What the ledger calls the run. The server chose its number, and so may the server of another federation
+        # that shares this ledger: only the digest of all that was agreed, and who agreed, tell runs apart.
+        named = f"{agreement.run}-{agreement.digest}-{party.name}"
+        self._account = f"{agreement.purpose}-{named}" if agreement.purpose else named
         self._session: ClientSession | None = None
 
     def _charged(self) -> set[int]:
