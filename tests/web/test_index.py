@@ -35,6 +35,18 @@ def test_a_finished_run(tmp_path, index):
     assert row["attacked"] is None
 
 
+def test_what_a_federation_counted_is_in_the_proven_epsilon(tmp_path, index):
+    """Of schema, training and evaluation only the training was shown."""
+    totals = {"id": "ab", "terms": "cd", "parties": {}, "excluded": {}, "aggregation": "off", "colluders": 0}
+    totals |= {"most_missing": 0, "void_rounds": 0, "seconds_a_round": 1.0}
+    parts = [("schema", 0.3), ("evaluation", 0.2), ("training", 0.9995), ("everything together", 1.3)]
+    split = [{"what": what, "epsilon": epsilon, "delta": 1e-5} for what, epsilon in parts]
+    make_run(tmp_path, federation={**totals, "split": split})
+    proven = rows(index)["run"]["proven"]
+    assert (proven["value"], proven["delta"]) == (1.3, 1e-5)
+    assert [(part["what"], part["epsilon"]) for part in proven["parts"]] == parts[:-1]
+
+
 def test_the_proven_epsilon_is_that_of_the_spec_own_neighbours(tmp_path, index):
     make_run(tmp_path, values={"privacy.adjacency": "replace-one"})
     assert rows(index)["run"]["proven"]["value"] == 2.09

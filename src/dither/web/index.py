@@ -21,7 +21,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from dither.errors import DitherError
 from dither.experiment.folder import to_json
-from dither.experiment.report import Epsilon, LedgerCharge
+from dither.experiment.report import Epsilon, LedgerCharge, Report
 from dither.web.files import RunFiles, SafeFolder, entries, fields, number, privacy_of, read_run, section, text_of
 
 _STAMPED = ("spec.toml", "metrics.jsonl", "summary.json", "audit.json")
@@ -261,7 +261,7 @@ def _row(files: RunFiles) -> Row:
         "delta": number(privacy.get("delta")),
         "noise": text_of(privacy.get("noise", "")),
         "claimed": _claimed(report.epsilon) if report else None,
-        "proven": _proven(report.epsilon) if report else None,
+        "proven": _proven(report) if report else None,
         "attacked": _attacked(entries(files.audit, "rows"), privacy),
         "ledger": report.ledger if report else None,
         "interval": _interval(metrics),
@@ -321,14 +321,20 @@ def _claimed(epsilon: Epsilon) -> Row:
     return {"value": number(claim.value), "unit": text_of(claim.unit), "failing": len(epsilon.failing_conditions)}
 
 
-def _proven(epsilon: Epsilon) -> Row | None:
-    """The proven ε of the run for the spec's view and adjacency, or the nearest that there is."""
+def _proven(report: Report) -> Row | None:
+    """The proven ε of the run for the spec's view and adjacency, or the nearest that there is. Where a federation
+    also counted the same records: of everything together, and of each part."""
+    epsilon = report.epsilon
     rows = [row for row in epsilon.table if row.view == epsilon.view] or epsilon.table
     rows = [row for row in rows if not row.unit.startswith("message")] or rows
     if not rows:
         return None
     best = min(rows, key=lambda row: row.adjacency != epsilon.adjacency)
-    return fields(vars(best), texts="unit view adjacency", numbers="value") | {"assumed": best.assumed}
+    shown = fields(vars(best), texts="unit view adjacency", numbers="value delta") | {"assumed": best.assumed}
+    split = report.federation.split if report.federation else ()
+    *parts, all_of_it = [fields(part._asdict(), texts="what", numbers="epsilon delta") for part in split] or [{}]
+    together = {"value": all_of_it["epsilon"], "delta": all_of_it["delta"]} if parts else {}
+    return shown | together | {"parts": parts}
 
 
 def _attacked(rows: list[Row], privacy: Mapping[str, Any]) -> Row | None:

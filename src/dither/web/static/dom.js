@@ -55,6 +55,11 @@ export function epsilon(value, rounded = 1) {
   return x >= 1000 ? Number(x.toPrecision(3)).toLocaleString("en") : String(Number(x.toPrecision(3)));
 }
 
+// What a proven ε is made of, where the same records were also counted.
+export function partsOf(proven) {
+  return proven.parts.map((part) => `${part.what} ${epsilon(part.epsilon)}`).join(", ");
+}
+
 export function scientific(x) {
   const power = Math.floor(Math.log10(Math.abs(x)));
   const digits = Number((x / 10 ** power).toPrecision(3));

@@ -1,5 +1,5 @@
 // One run: curves, privacy explained, noise, cohorts, ε of each client, the convergence bound, provenance.
-import { ago, bytes, copy, epsilon, failed, get, h, number, short, show, wait } from "./dom.js";
+import { ago, bytes, copy, epsilon, failed, get, h, number, partsOf, short, show, wait } from "./dom.js";
 import { boundFigure, chart, draw, plain, referenceLines, scoreRange } from "./charts.js";
 
 const id = new URLSearchParams(location.search).get("id") ?? "";
@@ -14,7 +14,7 @@ function tile(label, value, sub, kind = "") {
 
 function overview(run) {
   const { row } = run;
-  const main = run.proven.find((row) => row.of_spec) ?? run.proven[0];
+  const main = row.proven;
   const attack = row.attacked;
   return [
     h("p", { class: "small" }, h("a", { href: "/" }, "All runs")),
@@ -27,7 +27,7 @@ function overview(run) {
     h("div", { class: "tiles" },
       tile(`Test ${row.score}`, row.accuracy === null ? "–" : row.accuracy.toFixed(4), `loss ${short(row.loss, 4)}`),
       tile("Rounds", row.num_rounds ? `${row.round} / ${row.num_rounds}` : String(row.round), row.seconds === null ? "" : `${short(row.seconds)} s`),
-      tile("Proven ε", main ? epsilon(main.value) : "–", main ? `${main.assumed ? "assumed; " : ""}per ${main.unit}, ${main.adjacency}` : "known when the run ends", "proven"),
+      tile("Proven ε", main ? epsilon(main.value) : "–", main ? `${main.assumed ? "assumed; " : ""}per ${main.unit}, ${main.adjacency}${main.parts.length ? `; ${partsOf(main)}` : ""}` : "known when the run ends", "proven"),
       tile("Claimed ε", run.claimed ? epsilon(run.claimed.value, 0) : "–", run.claimed ? `per ${run.claimed.unit}, by the paper` : "known when the run ends", "claimed"),
       tile("Attacked ε", attack ? `≥ ${epsilon(attack.value, -1)}` : "–", attack ? attack.verdict : "not attacked yet: dither audit", "attacked"),
       row.budget && !row.budget.problem ? tile("Budget left", epsilon(row.budget.left, -1), `of ${epsilon(row.budget.budget, 0)} for ${row.budget.data}`) : null),
@@ -45,7 +45,7 @@ function drawCurves(run) {
     layout: { showlegend: run.references.length > 0, xaxis: { title: "rounds" }, yaxis: { title: `test ${run.row.score}`, range: scoreRange([...score, ...run.references.map((one) => one.value)]) } },
   }));
   const proved = run.proven.find((row) => row.of_spec);
-  curves.accuracy.caption.textContent = proved ? `Proven ε ${epsilon(proved.value)} per ${proved.unit}, ${proved.adjacency}; the adversary sees ${proved.sees}.` : "";
+  curves.accuracy.caption.textContent = proved ? `Proven ε ${epsilon(run.row.proven.value)} per ${proved.unit}, ${proved.adjacency}; the adversary sees ${proved.sees}.` : "";
   draw(curves.loss.box, (c) => ({
     traces: [
       { x: round, y: loss, name: "test", mode: "lines", line: { color: c[1], width: 2.2 }, hovertemplate: "round %{x}: %{y:.4f}<extra>test</extra>" },
@@ -78,6 +78,7 @@ function privacySection(run) {
       h("span", { class: "claimed" }, "Claimed"), " is what the paper's formula says, ", h("span", { class: "proven" }, "proven"), " is an upper bound that a theorem guarantees, ",
       h("span", { class: "attacked" }, "attacked"), " is a lower bound that an attack has shown. All hold except with probability δ = ", short(run.claimed?.delta ?? run.proven[0]?.delta), "."),
     h("div", { class: "tablewrap" }, table),
+    run.row.proven?.parts.length ? [h("h3", {}, "Spent on these records in all"), h("p", {}, `The table is of the training alone. The server also had these records counted: ${partsOf(run.row.proven)}. Together, proven ε is ${epsilon(run.row.proven.value)} at δ = ${epsilon(run.row.proven.delta)}. A party's own ledger may know of more.`)] : null,
     run.why ? [h("h3", {}, "Why claimed and proven differ"), h("p", {}, sentence(run.why))] : null,
     failing.length ? [h("h3", {}, "Conditions of the claim that fail"), h("ul", {}, failing.map((one) => h("li", {}, one.text)))] : null,
     Object.keys(run.errata).length ? h("details", {}, h("summary", {}, "Errata mentioned above"), h("dl", { class: "facts" }, Object.entries(run.errata).flatMap(([name, text]) => [h("dt", {}, name), h("dd", {}, text)]))) : null,
