@@ -5,6 +5,9 @@ import sys
 
 import pytest
 
+from dither.accounting.ledger import Budget, Ledger
+from dither.accounting.ledger.runs import data_id
+from dither.errors import FederationError
 from dither.federation import joining, keys
 
 
@@ -54,3 +57,25 @@ def test_the_commands(tmp_path):
     code, text = dither("federation", "check", "--federation", str(tmp_path / "keys" / "server"))
     assert code == 6
     assert "is not a party's folder" in text.replace("\n", " ")
+
+
+def test_an_agreement_that_nobody_reads_needs_a_limit(tmp_path, table):
+    """`--yes` approved whatever came first, at any ε."""
+    keys.create(tmp_path / "keys", ["ann", "bob"], hosts=["localhost"])
+    book = tmp_path / "ledger.sqlite"
+
+    def stops(**options):
+        with pytest.raises(FederationError) as stopped:
+            joining.join(
+                table, label="outcome", server="127.0.0.1:1", folder=tmp_path / "keys" / "parties" / "ann",
+                ledger=book, patience=0.0, approve=lambda terms, experiment: "--yes", **options,
+            )  # fmt: skip
+        return str(stopped.value)
+
+    assert "say how much it may cost" in stops(unread=True)
+    limited = [{"target": Budget(1.0, 1e-5)}, {"seeded": True}]
+    assert all("127.0.0.1:1" in stops(unread=True, **limit) for limit in limited)
+    assert "127.0.0.1:1" in stops()
+    ledger = Ledger(book)
+    ledger.set_budget(data_id(ledger, path=str(table)), Budget(1.0, 1e-5))
+    assert "127.0.0.1:1" in stops(unread=True)

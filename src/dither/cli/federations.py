@@ -101,7 +101,7 @@ def join(
     ledger: common.LedgerFile = None,
     new_ledger: common.NewLedger = False,
     yes: Annotated[
-        bool, Option("--yes", help="Approve the first agreement that is offered, without asking.")
+        bool, Option("--yes", help="Approve the first agreement within --epsilon or your budget, without asking.")
     ] = False,
     approve: Annotated[
         str, Option(metavar="DIGEST", help="Approve the agreement with this digest, without asking.")
@@ -150,7 +150,7 @@ def join(
             data, label=label, server=server, folder=federation, ledger=ledger, new_ledger=new_ledger,
             approve=ask, files=[*(method or ()), *(model or ())], seeded=test, patience=patience, idle=idle,
             target=None if epsilon is None else Budget(epsilon, delta), behind_supernode=behind_supernode,
-            say=_notes(), structured=common.output().json,
+            say=_notes(), structured=common.output().json, unread=yes and not approve,
         )  # fmt: skip
     outcome = result.outcome or {}
     if common.output().json:

@@ -126,7 +126,7 @@ def run(
         for name, path in paths.items():
             home = folder / "keys" / "parties" / name
             command = [*program, "join", "--data", str(path), "--server", address, "--federation", str(home)]
-            command += ["--ledger", str(home / "ledger.sqlite"), "--yes"]
+            command += ["--ledger", str(home / "ledger.sqlite"), "--yes", "--epsilon", "1"]
             with open(folder / f"{name}.log", "ab") as log:
                 streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
                 children.append(subprocess.Popen(command, env=environment, start_new_session=True, **streams))

@@ -55,10 +55,12 @@ def join(
     behind_supernode: bool = False,
     say: Callable[[str], None] = lambda line: None,
     structured: bool = False,
+    unread: bool = False,
     **options: Any,
 ) -> JoinOutcome:
     """Take part until the run is over; `options` are those of `Party`. With `structured`, what is said may be
-    collected elsewhere: nothing of a record is in it."""
+    collected elsewhere: nothing of a record is in it. With `unread` nobody reads what is approved: it needs a
+    limit."""
     say = _without_records(say) if structured else say
     keys.party_name(folder)  # else it is no party's folder
     over_flare = nvflare.is_used(folder)
@@ -71,6 +73,11 @@ def join(
             code.approve(path)
         own_ledger = Ledger(ledger or Ledger.default_path(), anchor=folder / "ledger-anchor.json")
         party = Party(folder, PartyData(data, label), ledger=own_ledger, say=say, **options)
+        if unread and not party.limited:
+            raise FederationError(
+                f"--yes approves an agreement that nobody has read: say how much it may cost, with --epsilon E or "
+                f"`dither budget set {data.name} --epsilon E`, or name the agreement you have read with --approve"
+            )
 
         def over() -> bool:
             return party.outcome is not None or party.refusal is not None

@@ -132,6 +132,11 @@ class Party:
         return run if isinstance(run, _Training) else None
 
     @property
+    def limited(self) -> bool:
+        """Whether its owner has said how much may be spent, or that nothing is to be protected."""
+        return self._seeded or self._target is not None or self.ledger.budget(self.dataset) is not None
+
+    @property
     def privacy(self) -> PrivacySpec | None:
         """The privacy section of the agreement, once there is one."""
         return None if self._run is None else self._run.agreement.spec.privacy
