@@ -126,3 +126,13 @@ def test_statistics_count_against_a_partys_own_target(parties):
     strict = parties.node("ann", target=Budget(0.3, 1e-5))  # after a restart with a smaller one
     answer = asked(parties, strict, "schema", "e" * 16, 0.4, kind="question", round=0, question=question)
     assert answer.fields == {"why": REFUSALS["other"]}
+
+
+def test_statistics_after_a_training_count_with_it(tmp_path):
+    """Under --epsilon 1 a party accepted a training at ε = 1, and then statistics at ε = 1."""
+    parties = Parties(tmp_path, small_spec(**SUMS, local_steps=1))
+    party = parties.node("ann", target=Budget(1.0, 1e-5))
+    terms = agreement_of(parties, parties.spec).to_dict()
+    assert asked(parties, party, "schema", "c" * 16, 1.0, kind="terms", terms=terms).kind == "accepted"
+    assert asked(parties, party, "statistics", "d" * 16, 1.0).fields == {"why": REFUSALS["terms"]}
+    assert "above its own target" in str(party.refusal)

@@ -325,7 +325,7 @@ def budget_show(
     ledger = _ledger(ledger_file)
     terms: dict[str, Any] = {"delta": delta}
     if federation is not None:
-        from dither.federation.joining import approved_agreement
+        from dither.federation.party import approved_agreement
 
         agreement = approved_agreement(federation)
         if agreement is None:

@@ -20,10 +20,9 @@ from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
 from dither.errors import DataError, DitherError, FederationError
 from dither.experiment.folder import lock
 from dither.federation import flower, keys, nvflare
-from dither.federation.agreement import Agreement, PartyData, approved_digest, held_out_rows
+from dither.federation.agreement import PartyData, held_out_rows
 from dither.federation.local import IdleTimer, answer_at, clock, host_and_port
-from dither.federation.party import LOCAL, Party
-from dither.federation.state import PartyStore
+from dither.federation.party import LOCAL, Party, approved_agreement
 from dither.spec import code
 from dither.types import __version__, epsilon_text
 
@@ -206,16 +205,6 @@ def _check_data(folder: Path, data: Path, label: str) -> Iterator[Preflight]:
     agreed = agreement.sizes[agreement.number(keys.party_name(folder))]
     if agreed != len(held_out_rows(agreement.spec, records.count)[0]):
         yield Preflight(False, f"the approved agreement counts {agreed:,} records")
-
-
-def approved_agreement(folder: Path) -> Agreement | None:
-    """The agreement that the owner of this party's folder approved last."""
-    digest = approved_digest(folder)
-    for path in sorted((folder / "runs").glob("*")) if digest else []:
-        agreement = PartyStore(path).agreement()
-        if agreement is not None and agreement.digest == digest:
-            return agreement
-    return None
 
 
 def _check_budget(data: Path, ledger: Path | None) -> Iterator[Preflight]:

@@ -299,10 +299,10 @@ class Party:
         )
 
     def _check_counted(self, terms: StatisticsTerms) -> None:
-        """The same for what is to be counted: by itself, and with the run whose model it scores."""
+        """The same for what is to be counted: by itself, and with the run that it scores or that came before."""
         if self._target is None:
             return
-        if (trained := terms.trained) is not None:
+        if (trained := terms.trained or approved_agreement(self.folder)) is not None:
             self._check_target(trained, trained.experiment(), terms)
         before, after = self._looks(terms)
         value, _ = composed([*before, *after], self._target._replace(delta=terms.delta))
@@ -683,6 +683,16 @@ def _saved_terms(folder: Path) -> Terms | None:
     """What was agreed for the run in this folder."""
     found = (kind.load(folder, PARTY_ADVICE) for kind in _TERMS.values())
     return next((terms for terms in found if terms is not None), None)
+
+
+def approved_agreement(folder: Path) -> Agreement | None:
+    """The agreement that the owner of this party's folder approved last."""
+    digest = approved_digest(folder)
+    for path in sorted((folder / "runs").glob("*")) if digest else []:
+        agreement = Agreement.load(path, PARTY_ADVICE)
+        if agreement is not None and agreement.digest == digest:
+            return agreement
+    return None
 
 
 def session_id(agreement: Terms) -> bytes:
