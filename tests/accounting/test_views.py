@@ -236,7 +236,7 @@ def test_packing_bounds_every_way_to_place_the_uses():
         assert views._packed(costs, uses) >= max(best) * (1 - 1e-12)
     convex = [([1.0, 3.0], 5), ([1.0, 2.5], 5)]
     assert views._packed(convex, 5) == pytest.approx(3.0 + 3.0 + 1.0)
-    assert views._packed([([4.0, 6.0], 3)], 3) == pytest.approx(3 * 4.0)  # second uses cost less: one in each round
+    assert views._packed([([4.0, 6.0], 3)], 3) == pytest.approx(3 * 4.0)  # one in each round
 
 
 def test_unknown_or_partial_rates_earn_no_credit():
