@@ -155,3 +155,8 @@ def test_classical_constant_fails_beyond_its_range():
     for epsilon, good in ((limit * 0.99, True), (limit * 1.01, False)):
         mu = 1 / methods.classical_noise_multiplier(epsilon=epsilon, delta=1e-5)
         assert (accounting.gaussian_epsilon(mu, 1e-5) <= epsilon) is good
+
+
+def test_without_delta_a_mixture_hides_nothing_but_what_is_not_used():
+    assert accounting.mixture_epsilon([0.5, 0.5], [0.0, 1.0], 0.0) == math.inf
+    assert accounting.mixture_epsilon([0.5, 0.5], [0.0, 0.0], 0.0) == 0.0
