@@ -332,3 +332,14 @@ def test_without_noise_a_copy_of_the_label_is_told_from_few_records():
     estimates = counted_by_class(counts, 0.0)
     assert estimates._copies_label(counts)
     assert not estimates._copies_label(np.array([[10, 0, 0], [1, 9, 0], [0, 0, 0]]))
+
+
+def test_a_copy_of_the_label_is_seen_although_some_labels_are_of_no_class():
+    estimates = object.__new__(_Estimates)
+    estimates._label = SimpleNamespace(wanted=SimpleNamespace(label="outcome"), classes=("no", "yes"))
+    estimates._std = 1.0
+    estimates._cells = {"outcome": np.array([[700.0, 0.0, 0.0], [0.0, 300.0, 0.0], [0.0, 0.0, 200.0]])}
+    copied = np.array([[700.0, 0.0], [0.0, 300.0], [100.0, 100.0]])  # the last row: labels of no class
+    unrelated = np.array([[350.0, 350.0], [150.0, 150.0], [100.0, 100.0]])
+    assert estimates._copies_label(copied)
+    assert not estimates._copies_label(unrelated)
