@@ -343,3 +343,15 @@ def test_a_copy_of_the_label_is_seen_although_some_labels_are_of_no_class():
     unrelated = np.array([[350.0, 350.0], [150.0, 150.0], [100.0, 100.0]])
     assert estimates._copies_label(copied)
     assert not estimates._copies_label(unrelated)
+
+
+@pytest.mark.parametrize(("outer", "reach"), [(10.0, 1.7), (1.5, 1.5)])
+def test_bounds_leave_room_for_tails_that_the_noise_hides_but_not_beyond_the_survey(outer, reach):
+    estimates = object.__new__(_Estimates)
+    estimates._names, estimates._sum_std = {}, 5.0
+    estimates._ranges, estimates._outer = {"x": (-10.0, 10.0)}, {"x": (-outer, outer)}
+    counts = np.where(np.abs(np.linspace(-9.75, 9.75, 40)) < 1, 1000.0, 0.0)  # even over -1 to 1: std 0.58
+    estimates._cells = {"x": counts[None]}
+    low, high = estimates.column("x").bounds
+    assert -reach - 0.1 <= low <= -reach
+    assert reach <= high <= reach + 0.1

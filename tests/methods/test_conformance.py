@@ -479,6 +479,13 @@ def test_the_releases_of_nbafl_credit_no_batches_but_poisson_ones(sampler):
         assert release.sampling.adjacency == "replace-one"
 
 
+@pytest.mark.parametrize(("sensitivity", "said"), [("paper", True), ("clip", False)])
+def test_nbafl_says_where_its_sensitivity_is_only_assumed(sensitivity, said):
+    spec = spec_of("nbafl", **{"method_options.sensitivity": sensitivity})
+    caveats = prepare(spec, models.logistic(6), client_sizes=SIZES, num_params=7).caveats
+    assert any("2C/m" in caveat for caveat in caveats) is said
+
+
 def test_nbafl_says_which_branch_of_lemma_4_sets_its_noise():
     for cohort, said in ((3, True), (6, False)):
         prepared = prepare(

@@ -221,6 +221,13 @@ def test_under_add_remove_the_error_is_that_of_the_longest_block_whatever_the_co
     assert longest == 128
 
 
+def test_a_count_beside_the_gradient_adds_its_own_four_roundings():
+    four = 4 * 2.0**-24 / (1 - 4 * 2.0**-24)
+    expected = math.hypot(1.01, local.COUNT_SHARE * (1 + 2 * 300 * four)) * (1 + four) - 1
+    assert local._with_count(0.01, 300) == pytest.approx(expected, rel=1e-12)
+    assert local._with_count(0.01, 0) == pytest.approx(math.hypot(1.01, local.COUNT_SHARE) - 1, rel=1e-12)
+
+
 def test_a_sampler_error_that_is_not_small_is_said():
     """At so large an ε, e^ε times the sampler's error exceeds δ: the bound is for ideal noise and says so."""
     sampling = Sampling("full", 1.0, "zero-out")
