@@ -355,3 +355,11 @@ def test_bounds_leave_room_for_tails_that_the_noise_hides_but_not_beyond_the_sur
     low, high = estimates.column("x").bounds
     assert -reach - 0.1 <= low <= -reach
     assert reach <= high <= reach + 0.1
+
+
+def test_a_column_without_a_cell_above_the_noise_keeps_the_range_of_the_survey():
+    estimates = object.__new__(_Estimates)
+    estimates._names, estimates._sum_std = {}, 50.0
+    estimates._ranges, estimates._cells = {"x": (-10.0, 10.0)}, {"x": np.zeros((1, 40))}
+    low, high = estimates.column("x").bounds
+    assert low <= -10 < 10 <= high
