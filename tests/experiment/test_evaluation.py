@@ -251,3 +251,23 @@ def test_an_interval_of_everything_is_no_score():
 )
 def test_delta_is_everywhere_that_of_a_run(function):
     assert inspect.signature(function).parameters["delta"].default == Spec().privacy.delta == 1e-5
+
+
+def test_what_is_counted_has_the_noise_of_what_is_charged(monkeypatch):
+    """Categories that are listed by name take a part of δ: charge and counts must agree whether there are any."""
+    seen = []
+
+    class Stop(Exception):
+        pass
+
+    def counts(*_, lists_names):
+        seen.append(lists_names)
+        raise Stop
+
+    monkeypatch.setattr(evaluation, "Counting", counts)
+    monkeypatch.setattr(evaluation, "scored_table", lambda *_, **__: None)
+    monkeypatch.setattr(evaluation.counting, "digests", lambda data: [])
+    monkeypatch.setattr(evaluation.counting, "charge", lambda *_, lists_names, **__: seen.append(lists_names))
+    with pytest.raises(Stop):
+        evaluation.evaluate_privately(None, ["north.csv"], epsilon=1.0)
+    assert seen == [False, False]

@@ -479,6 +479,12 @@ def test_the_releases_of_nbafl_credit_no_batches_but_poisson_ones(sampler):
         assert release.sampling.adjacency == "replace-one"
 
 
+def test_nbafl_without_a_clip_is_refused():
+    spec = spec_of("nbafl", **{"method_options.param_clip": 0.0})
+    with pytest.raises(SpecError, match="param_clip=0 must be above 0"):
+        prepare(spec, models.logistic(6), client_sizes=SIZES, num_params=7)
+
+
 @pytest.mark.parametrize(("decay", "rates"), [(0.0, [0.3, 0.3, 0.3]), (1.0, [0.3, 0.15, 0.1])])
 def test_with_noise_that_falls_in_every_step_each_release_has_its_own_rate(decay, rates):
     values = {"privacy.noise_schedule": "steps", "privacy.noise_decay": 0.9, "local_steps": 3, "client_lr": 0.3}
