@@ -249,8 +249,10 @@ def test_an_interval_of_everything_is_no_score():
 @pytest.mark.parametrize(
     "function", [evaluation.evaluate_privately, statistics.statistics, private_schema.private_schema]
 )
-def test_delta_is_everywhere_that_of_a_run(function):
-    assert inspect.signature(function).parameters["delta"].default == Spec().privacy.delta == 1e-5
+def test_by_default_delta_is_that_of_a_run_and_the_ledger_is_the_one_there_is(function):
+    parameters = inspect.signature(function).parameters
+    assert parameters["delta"].default == Spec().privacy.delta == 1e-5
+    assert parameters["new_ledger"].default is False
 
 
 def test_what_is_counted_has_the_noise_of_what_is_charged(monkeypatch):

@@ -75,3 +75,13 @@ def test_what_is_not_above_zero_is_refused_by_name(room, name, keywords, names):
         given = keywords | values if wrong in keywords else keywords
         with pytest.raises(SpecError, match=f"{wrong}=0 must be a finite number above 0"):
             formula(*changed, **given)
+
+
+@pytest.mark.parametrize(
+    ("cohort", "clients", "message"),
+    [(0, 5, "cohort_size=0 must be"), (3, 0, "num_clients=0 must be"), (6, 5, "cohort_size=6 exceeds num_clients=5")],
+)
+def test_a_cohort_that_cannot_be_drawn_is_refused_by_name(cohort, clients, message):
+    methods.check_cohort(5, 5)
+    with pytest.raises(SpecError, match=message):
+        methods.check_cohort(cohort, clients)
