@@ -155,3 +155,14 @@ def test_classical_constant_fails_beyond_its_range():
     for epsilon, good in ((limit * 0.99, True), (limit * 1.01, False)):
         mu = 1 / methods.classical_noise_multiplier(epsilon=epsilon, delta=1e-5)
         assert (accounting.gaussian_epsilon(mu, 1e-5) <= epsilon) is good
+
+
+def test_without_delta_a_mixture_hides_nothing_but_what_is_not_used():
+    assert accounting.mixture_epsilon([0.5, 0.5], [0.0, 1.0], 0.0) == math.inf
+    assert accounting.mixture_epsilon([0.5, 0.5], [0.0, 0.0], 0.0) == 0.0
+
+
+def test_outcomes_of_a_mixture_that_hide_nothing_take_their_probability_from_delta():
+    hidden = accounting.mixture_epsilon([0.9], [1.0], 9e-6)
+    assert accounting.mixture_epsilon([0.9, 1e-6], [1.0, math.inf], 1e-5) == pytest.approx(hidden, rel=1e-12)
+    assert accounting.mixture_epsilon([0.9, 1e-5], [1.0, math.inf], 1e-5) == math.inf

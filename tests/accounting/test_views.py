@@ -487,3 +487,11 @@ def test_a_sampling_rate_that_is_no_probability_has_no_proof(rate):
         row = table(rounds, 1e-5, adjacency=adjacency)["upload"]
         assert row.value == math.inf
         assert "is not in [0, 1]" in row.detail
+
+
+@pytest.mark.parametrize("uses", [-1, 1.5])
+def test_uses_that_are_no_count_have_no_proof(uses):
+    sampled = release("fixed", 2.0, rate=0.1, adjacency=REPLACE_ONE)._replace(uses=uses)
+    row = table([(sampled, 1)], 1e-5, adjacency=REPLACE_ONE)["upload"]
+    assert row.value == math.inf
+    assert f"uses={uses} is not a number of releases" in row.detail

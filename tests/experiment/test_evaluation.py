@@ -1,5 +1,6 @@
 """Tests of `dither.experiment.evaluation`: private scores from noisy counts."""
 
+import inspect
 import json
 
 import numpy as np
@@ -11,10 +12,11 @@ from typer.testing import CliRunner
 
 from dither.accounting.ledger import Ledger
 from dither.cli import app
-from dither.experiment import evaluation, train
+from dither.experiment import evaluation, private_schema, statistics, train
 from dither.experiment.counting import Counting
 from dither.experiment.evaluation import PrivateScores
 from dither.experiment.statistics import Estimate
+from dither.spec import Spec
 from tests.experiment.test_statistics import seeded
 
 
@@ -242,3 +244,30 @@ def test_an_interval_of_everything_is_no_score():
     first, second = scores.rows()
     assert (first["AUC"], first["accuracy"]) == ("hidden by the noise", "0.8 (0.7 to 0.9)")
     assert second["AUC"] == ""
+
+
+@pytest.mark.parametrize(
+    "function", [evaluation.evaluate_privately, statistics.statistics, private_schema.private_schema]
+)
+def test_delta_is_everywhere_that_of_a_run(function):
+    assert inspect.signature(function).parameters["delta"].default == Spec().privacy.delta == 1e-5
+
+
+def test_what_is_counted_has_the_noise_of_what_is_charged(monkeypatch):
+    """Categories that are listed by name take a part of δ: charge and counts must agree whether there are any."""
+    seen = []
+
+    class Stop(Exception):
+        pass
+
+    def counts(*_, lists_names):
+        seen.append(lists_names)
+        raise Stop
+
+    monkeypatch.setattr(evaluation, "Counting", counts)
+    monkeypatch.setattr(evaluation, "scored_table", lambda *_, **__: None)
+    monkeypatch.setattr(evaluation.counting, "digests", lambda data: [])
+    monkeypatch.setattr(evaluation.counting, "charge", lambda *_, lists_names, **__: seen.append(lists_names))
+    with pytest.raises(Stop):
+        evaluation.evaluate_privately(None, ["north.csv"], epsilon=1.0)
+    assert seen == [False, False]

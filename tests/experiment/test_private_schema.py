@@ -332,3 +332,34 @@ def test_without_noise_a_copy_of_the_label_is_told_from_few_records():
     estimates = counted_by_class(counts, 0.0)
     assert estimates._copies_label(counts)
     assert not estimates._copies_label(np.array([[10, 0, 0], [1, 9, 0], [0, 0, 0]]))
+
+
+def test_a_copy_of_the_label_is_seen_although_some_labels_are_of_no_class():
+    estimates = object.__new__(_Estimates)
+    estimates._label = SimpleNamespace(wanted=SimpleNamespace(label="outcome"), classes=("no", "yes"))
+    estimates._std = 1.0
+    estimates._cells = {"outcome": np.array([[700.0, 0.0, 0.0], [0.0, 300.0, 0.0], [0.0, 0.0, 200.0]])}
+    copied = np.array([[700.0, 0.0], [0.0, 300.0], [100.0, 100.0]])  # the last row: labels of no class
+    unrelated = np.array([[350.0, 350.0], [150.0, 150.0], [100.0, 100.0]])
+    assert estimates._copies_label(copied)
+    assert not estimates._copies_label(unrelated)
+
+
+@pytest.mark.parametrize(("outer", "reach"), [(10.0, 1.7), (1.5, 1.5)])
+def test_bounds_leave_room_for_tails_that_the_noise_hides_but_not_beyond_the_survey(outer, reach):
+    estimates = object.__new__(_Estimates)
+    estimates._names, estimates._sum_std = {}, 5.0
+    estimates._ranges, estimates._outer = {"x": (-10.0, 10.0)}, {"x": (-outer, outer)}
+    counts = np.where(np.abs(np.linspace(-9.75, 9.75, 40)) < 1, 1000.0, 0.0)  # even over -1 to 1: std 0.58
+    estimates._cells = {"x": counts[None]}
+    low, high = estimates.column("x").bounds
+    assert -reach - 0.1 <= low <= -reach
+    assert reach <= high <= reach + 0.1
+
+
+def test_a_column_without_a_cell_above_the_noise_keeps_the_range_of_the_survey():
+    estimates = object.__new__(_Estimates)
+    estimates._names, estimates._sum_std = {}, 50.0
+    estimates._ranges, estimates._cells = {"x": (-10.0, 10.0)}, {"x": np.zeros((1, 40))}
+    low, high = estimates.column("x").bounds
+    assert low <= -10 < 10 <= high

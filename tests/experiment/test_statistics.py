@@ -12,8 +12,13 @@ import dither
 from dither.accounting.ledger import Ledger
 from dither.cli import app
 from dither.errors import DataError, DitherError, SpecError
-from dither.experiment import counting
+from dither.experiment import counting, evaluation, private_schema, statistics
 from dither.experiment.statistics import survey
+
+
+@pytest.mark.parametrize("steps", [statistics._SHARES, evaluation._SHARES, private_schema._SHARES])
+def test_the_steps_share_all_of_the_budget(steps):
+    assert sum(steps.values()) == pytest.approx(1.0, abs=1e-12)
 
 
 def seeded(seed):

@@ -479,6 +479,29 @@ def test_the_releases_of_nbafl_credit_no_batches_but_poisson_ones(sampler):
         assert release.sampling.adjacency == "replace-one"
 
 
+def test_nbafl_without_a_clip_is_refused():
+    spec = spec_of("nbafl", **{"method_options.param_clip": 0.0})
+    with pytest.raises(SpecError, match="param_clip=0 must be above 0"):
+        prepare(spec, models.logistic(6), client_sizes=SIZES, num_params=7)
+
+
+@pytest.mark.parametrize(("decay", "rates"), [(0.0, [0.3, 0.3, 0.3]), (1.0, [0.3, 0.15, 0.1])])
+def test_with_noise_that_falls_in_every_step_each_release_has_its_own_rate(decay, rates):
+    values = {"privacy.noise_schedule": "steps", "privacy.noise_decay": 0.9, "local_steps": 3, "client_lr": 0.3}
+    spec = spec_of("cpfed", lr_decay=decay, **values)
+    ready = prepare(spec, models.logistic(6), client_sizes=SIZES, num_params=7)
+    releases = ready.releases(RoundInfo(0, 0, int(SIZES[0]), 4))
+    assert [release.uses for release in releases] == [1, 1, 1]
+    assert [release.rates for release in releases] == [(pytest.approx(rate),) for rate in rates]
+
+
+@pytest.mark.parametrize(("sensitivity", "said"), [("paper", True), ("clip", False)])
+def test_nbafl_says_where_its_sensitivity_is_only_assumed(sensitivity, said):
+    spec = spec_of("nbafl", **{"method_options.sensitivity": sensitivity})
+    caveats = prepare(spec, models.logistic(6), client_sizes=SIZES, num_params=7).caveats
+    assert any("2C/m" in caveat for caveat in caveats) is said
+
+
 def test_nbafl_says_which_branch_of_lemma_4_sets_its_noise():
     for cohort, said in ((3, True), (6, False)):
         prepared = prepare(

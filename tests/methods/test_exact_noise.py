@@ -2,6 +2,7 @@
 says, and rows say what is covered and what is not."""
 
 import math
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from dither.accounting import exact, views
 from dither.accounting.exact import SUM_WIDTH, WIDTH
 from dither.experiment import build
 from dither.methods import local, prepare
-from dither.privacy import noise
+from dither.privacy import clipping, noise
 from dither.privacy.entropy import OsEntropy
 from dither.types import Cohort, Keys, Records, Release, Round, RoundInfo, Sampling
 from tests.auditing.grid import small_dataset, small_spec
@@ -208,6 +209,23 @@ def test_records_that_change_places_are_not_covered():
     assert np.isfinite(rows[0].value)
     assert "change places" in found["upload"][0]
     assert gaps("dp-sgd", "zero-out", **poisson, privacy__adjacency="zero-out")[0]["upload"] == []
+
+
+@pytest.mark.parametrize("width", [10, 100, 1000])
+def test_under_add_remove_the_error_is_that_of_the_longest_block_whatever_the_count(width):
+    model, sampler = models.logistic(FEATURES), SimpleNamespace(kind="poisson-full", width=width)
+    plan = SimpleNamespace(clip="example", adjacency="add/remove")
+    longest = max(exact.block_size(records) for records in range(1, 1000))
+    expected = exact.summed_error(clipping.norm_error(model), longest, fixed_places=True)
+    assert local._gradient_error(model, plan, sampler) == expected
+    assert longest == 128
+
+
+def test_a_count_beside_the_gradient_adds_its_own_four_roundings():
+    four = 4 * 2.0**-24 / (1 - 4 * 2.0**-24)
+    expected = math.hypot(1.01, local.COUNT_SHARE * (1 + 2 * 300 * four)) * (1 + four) - 1
+    assert local._with_count(0.01, 300) == pytest.approx(expected, rel=1e-12)
+    assert local._with_count(0.01, 0) == pytest.approx(math.hypot(1.01, local.COUNT_SHARE) - 1, rel=1e-12)
 
 
 def test_a_sampler_error_that_is_not_small_is_said():

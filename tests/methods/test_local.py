@@ -1,6 +1,7 @@
 """An adaptive clip: what its count reveals is in the release, and the clip follows the quantile."""
 
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -125,3 +126,9 @@ def test_an_adaptive_clip_that_would_be_ignored_is_refused(method, changes, prob
 
     with pytest.raises(SpecError, match=problem):
         built()
+
+
+def test_noise_of_the_last_step_moves_an_upload_least():
+    plan = SimpleNamespace(num_rounds=10, local_steps=5, client_lr=0.4, lr_decay=0.1, cohort_size=4)
+    rates = [0.4 / (1 + 0.1 * step) for step in range(10 * 5)]
+    assert local.upload_unit(plan) == pytest.approx(min(rates) / 4, rel=1e-12)

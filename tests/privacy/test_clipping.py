@@ -152,3 +152,11 @@ def test_whole_micro_batches_are_filled_up_with_records_that_count_for_nothing(m
     total, same = clipped(model._replace(layers=()))
     close(total, expected)
     assert float(same) == pytest.approx(float(fraction))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(7, 3), (3, 7)])
+def test_products_of_records_are_taken_in_full_float32(rows, columns):
+    """On a CPU they always are; a GPU shortens them where the program does not say so."""
+    traced = jax.make_jaxpr(clipping.product)(jnp.ones((rows, 5)), jnp.ones((rows, columns)))
+    (product,) = (each for each in traced.eqns if each.primitive.name == "dot_general")
+    assert set(product.params["precision"]) == {jax.lax.Precision.HIGHEST}

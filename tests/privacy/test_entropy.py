@@ -168,3 +168,9 @@ def test_only_a_single_draw_outside_loops_may_be_drawn_ahead():
         assert entropy.words_of_one_draw(function, jnp.int32(3)) == words
     with pytest.raises(SpecError, match="32 words, but 29"):
         noise.gaussian(OsEntropy(ahead=jnp.zeros(29, jnp.uint32)), value, noise_std=1.0)
+
+
+def test_more_blocks_than_the_counter_has_are_refused_before_anything_is_drawn():
+    seeds = jax.ShapeDtypeStruct((2**16, 11), jnp.uint32)
+    with pytest.raises(SpecError, match="random integers in one draw"):
+        jax.eval_shape(lambda seed: entropy.chacha_draws(seed, 5 * 2**16), seeds)

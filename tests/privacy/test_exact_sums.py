@@ -100,6 +100,17 @@ def test_clipped_means_lie_within_the_proved_ball(name):
     assert 0.99 * CLIP / float(step) < lengths.max() <= reach
 
 
+@pytest.mark.parametrize(("clip", "clipped"), [(1e-3, 1.0), (1e3, 0.0)])
+def test_a_mean_counts_as_clipped_if_it_is_longer_than_the_clip(clip, clipped):
+    model, classes = MODELS["mlp"]
+    params = model.init(jax.random.key(1))
+    x, y, weights = batches(6, classes, seed=3, variants=5)
+    batch = Batch(jnp.asarray(x[0]), jnp.asarray(y[0]), jnp.asarray(weights[0]))
+    options = {"mode": "batch", "divisor": jnp.float32(6.0), "clip_norm": jnp.float32(clip)}
+    found = clipping.on_lattice(model, params, batch, scale=jnp.float32(1.0), fixed_places=False, **options)
+    assert float(found.fraction) == clipped
+
+
 def check_bits(name, count):
     model, classes = {**MODELS, "wide": (WIDE, 3)}[name]
     params = jax.tree.map(lambda leaf: leaf + 0.01, model.init(jax.random.key(1)))

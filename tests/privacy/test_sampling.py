@@ -233,3 +233,10 @@ def test_numbers_below_a_span_are_those_of_64_bits(span):
     for kind in (np, jnp):
         drawn = sampling._below(kind.asarray(high), kind.asarray(low), kind.full(200, span, kind.uint32), span)
         np.testing.assert_array_equal(drawn, expected)
+
+
+@pytest.mark.parametrize("kind", ["disjoint", "shuffled"])
+def test_batches_without_overlap_use_a_record_as_often_as_there_are_batches(kind):
+    one = sampling.Sampling(kind, 0.25, "zero-out")
+    assert [sampling.used_in_round(one, steps) for steps in (1, 3, 5)] == [0.25, 0.75, 1.0]
+    assert sampling.used_in_round(one._replace(kind="poisson"), 3) == pytest.approx(1 - 0.75**3)

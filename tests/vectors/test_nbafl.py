@@ -260,6 +260,16 @@ def test_optimal_cohort_is_defined_and_smallest():
     assert over_rounds[by_rounds - 1] == np.nanmin(over_rounds)
 
 
+@pytest.mark.parametrize(("epsilon", "failing"), [(0.99, 1), (1.0, 2)])
+def test_the_classical_mechanism_needs_less_than_1_for_an_upload_and_a_broadcast(epsilon, failing):
+    run = nb.NbaflParams(1.0, 100, 5, 25, 50)
+    for link in ("uplink", "downlink"):
+        other = "downlink" if link == "uplink" else "uplink"
+        count = {"uplink": 5, "downlink": 25}[link]
+        claimed = {f"{link}_epsilon": count * epsilon, f"{other}_epsilon": 0.1}
+        assert len(methods.failing(nb.conditions(run, **claimed))) == failing  # one always: N2
+
+
 def test_conditions_of_the_theorems():
     assert all(holds for _, holds in nb.convergence_conditions(LOSS))
     weak = LOSS._replace(proximal=1.0)
