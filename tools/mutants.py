@@ -380,7 +380,9 @@ def judge(edit: Edit, tree: Path, tests: list[str], limit: float) -> dict[str, A
         return {"status": "timeout", **verdict}
     if status in (0, 5):  # 5: there was no test
         return {"status": "survived", **verdict}
-    failed = [line.split(" - ")[0] for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    # The last one: before the first test, the mutant ended the import of what all tests share.
+    marks = "FAILED", "ERROR", "ImportError while loading conftest"
+    failed = [line.split(" - ")[0] for line in said.splitlines() if line.startswith(marks)]
     if status not in (1, 2, 4) or not failed:
         raise RuntimeError(f"pytest ended with status {status}:\n{said[-2000:]}")
     return {"status": "killed", **verdict, "by": failed[0]}
@@ -419,11 +421,14 @@ def run(count: int, seed: int, jobs: int, results: Path, *, again: bool, only: l
                 tests = tests_for(drawn[number], known, math.inf if again else MOST_SECONDS)
                 limit = 60.0 + 8.0 * sum(known["seconds"][test] for test in tests)
             futures.append(pool.submit(judge_in_copy, folder, number, drawn[number], tests, limit))
-        for future in as_completed(futures):
-            entry = future.result()
-            done[entry["number"]] = entry
-            print(f"{len(done):>4} {line_of(entry)}", flush=True)
-            write(results, seed, [done[i] for i in sorted(done)])
+        try:
+            for future in as_completed(futures):
+                entry = future.result()
+                done[entry["number"]] = entry
+                print(f"{len(done):>4} {line_of(entry)}", flush=True)
+                write(results, seed, [done[i] for i in sorted(done)])
+        finally:
+            pool.shutdown(cancel_futures=True)  # after an error or Ctrl-C the others need not run
     print_table(list(done.values()))
 
 
