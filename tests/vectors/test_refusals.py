@@ -63,7 +63,9 @@ FORMULAS = [
 ]
 
 
-@pytest.mark.parametrize(("room", "name", "keywords", "names"), FORMULAS, ids=lambda value: str(value)[-40:])
+@pytest.mark.parametrize(
+    ("room", "name", "keywords", "names"), FORMULAS, ids=[f"{f[0].__name__}.{f[1]}" for f in FORMULAS]
+)
 def test_what_is_not_above_zero_is_refused_by_name(room, name, keywords, names):
     formula = getattr(room, name)
     takes_params = "params" in formula.__code__.co_varnames[: formula.__code__.co_argcount]
@@ -79,7 +81,11 @@ def test_what_is_not_above_zero_is_refused_by_name(room, name, keywords, names):
 
 @pytest.mark.parametrize(
     ("cohort", "clients", "message"),
-    [(0, 5, "cohort_size=0 must be"), (3, 0, "num_clients=0 must be"), (6, 5, "cohort_size=6 exceeds num_clients=5")],
+    [
+        (0, 5, "cohort_size=0 must be"),
+        (3, 0, "num_clients=0 must be"),
+        (6, 5, "cohort_size=6 exceeds num_clients=5"),
+    ],
 )
 def test_a_cohort_that_cannot_be_drawn_is_refused_by_name(cohort, clients, message):
     methods.check_cohort(5, 5)
