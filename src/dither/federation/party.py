@@ -133,8 +133,10 @@ class Party:
 
     @property
     def limited(self) -> bool:
-        """Whether its owner has said how much may be spent, or that nothing is to be protected."""
-        return self._seeded or self._target is not None or self.ledger.budget(self.dataset) is not None
+        """Whether its owner has said how much the server may learn, or that nothing is to be protected."""
+        budget = self.ledger.budget(self.dataset)
+        held = budget is not None and budget.view in ("upload", "sum")  # other views are those of outsiders
+        return self._seeded or self._target is not None or held
 
     @property
     def privacy(self) -> PrivacySpec | None:
@@ -218,11 +220,11 @@ class Party:
             raise FederationError(
                 f"run {terms.run[:8]} has another agreement already; a new agreement needs a new run"
             )
-        approved = approved_digest(self.folder, terms.purpose) == terms.digest
-        answer = "" if approved else self._approve(terms, experiment)
+        if approved_digest(self.folder, terms.purpose) != terms.digest:
+            # On disk before a record is read: whether the records fit a schema is for one approved agreement, not
+            # for as many "first" ones as a server likes to try.
+            record_approval(self.folder, terms, self._approve(terms, experiment))
         run = self._made_ready(terms, experiment)
-        if not approved:
-            record_approval(self.folder, terms, answer)
         terms.save(run.store.path)
         self._runs[type(terms)] = run
         self.say(f"taking part in run {terms.run[:8]}: {terms.purpose or f'training, as client {run.client}'}")
@@ -259,14 +261,14 @@ class Party:
         agreed, held = terms.sizes[terms.number(self.name)], terms.counted(self.source.count)
         if agreed != held:
             raise FederationError(f"the agreement counts {agreed} records here; this party holds {held}")
+        if federated_spec(terms.spec, len(terms.names), terms.spec.data.name) != terms.spec:
+            raise FederationError("the agreement has settings that a federation never runs with")
         if isinstance(terms, StatisticsTerms):
             if terms.trained is not None and approved_digest(self.folder) != terms.trained.digest:
                 raise FederationError("the model to evaluate was trained under an agreement not approved here")
             self._check_counted(terms)
         if not isinstance(terms, Agreement):
             return None
-        if federated_spec(terms.spec, len(terms.names), terms.spec.data.name) != terms.spec:
-            raise FederationError("the agreement has settings that a federation never runs with")
         terms.encode(self.source, empty=True)  # a file of another kind, or with other columns, is refused
         experiment = terms.experiment()
         if experiment.plan.assumed:
@@ -452,10 +454,10 @@ class _Counting(_PartyRun):
     def __init__(self, party: Party, terms: StatisticsTerms) -> None:
         super().__init__(party, terms)
         self._say, self._source = party.say, party.source
-        self._columns: Columns | None = None
+        self._columns: tuple[bytes, Columns] | None = None  # and the digest of the model that scored them
         self._mu, self._slip = counting.mu_and_slip(terms.epsilon, terms.delta, lists_names=terms.lists_names)
         self._words = terms.words(self.client)
-        self._check_remembered(self._charged() <= {int(number) for number in self._answers()})
+        self._check_remembered(self._charged() <= set(map(int, self._answers())))
         self._session = self._secagg_session(party, terms.rules)
         if terms.lists_names:  # those of the columns are public
             self.facts = {"columns": [str(name) for name in self._source.frame().columns]}
@@ -486,16 +488,13 @@ class _Counting(_PartyRun):
             if index < 0 or any(int(number) > index for number in answers):
                 raise FederationError(f"question {index} is over")
             left = 1.0 - sum(each["share"] for number, each in answers.items() if number != str(index))
-            if self._columns is None:
-                self._columns = Columns(self._table(leaves))
-            saved = answers[str(index)] = {"question": digest, "share": question.share, "answer": None}
-            self._save(answers)
-            self._charge(index)
-            institution = Institution(self._columns, self._mu, self._slip, self._words)
+            saved = {"question": digest, "share": question.share, "answer": None}
+            self._charge(index, answers, saved)
+            institution = Institution(self._table(leaves), self._mu, self._slip, self._words)
             institution.left = left
             listed = question.kind == NAMES
             saved["answer"] = institution.names(question) if listed else institution.answer(question).tolist()
-            self._save(answers)
+            self._save({**answers, str(index): saved})
         return list(saved["answer"])
 
     def _model(self, message: messages.SignedMessage) -> list[np.ndarray]:
@@ -505,12 +504,18 @@ class _Counting(_PartyRun):
         shapes = jax.tree.leaves(jax.eval_shape(self.agreement.trained.model().init, jax.random.key(0)))
         return message.model([(leaf.shape, leaf.dtype) for leaf in shapes])
 
-    def _table(self, leaves: list[np.ndarray]) -> pd.DataFrame:
-        """The party's table; for an evaluation, what the broadcast model says of the records that training left
-        out. The owner hears the exact score."""
-        trained = self.agreement.trained
-        if trained is None:
-            return self._source.frame()
+    def _table(self, leaves: list[np.ndarray]) -> Columns:
+        """What is counted. It is kept for the next question; for another model it is made anew, since all parties
+        of a sum were asked about the same."""
+        model = messages.asked_digest(leaves)
+        if self._columns is None or self._columns[0] != model:
+            trained = self.agreement.trained
+            table = self._source.frame() if trained is None else self._scored(trained, leaves)
+            self._columns = model, Columns(table)
+        return self._columns[1]
+
+    def _scored(self, trained: Agreement, leaves: list[np.ndarray]) -> pd.DataFrame:
+        """What the broadcast model says of the records that training left out. The owner hears the exact score."""
         x, y = trained.encode(self._source, held_out=True)
         model = trained.model()
         structure = jax.tree.structure(jax.eval_shape(model.init, jax.random.key(0)))
@@ -519,12 +524,27 @@ class _Counting(_PartyRun):
         self._say(f"{LOCAL}on {len(scored):,} of your records that training left out, {_own(scored)}")
         return scored
 
-    def _charge(self, index: int) -> None:
-        """Everything that the terms allow, with the first question; later ones leave a mark."""
+    def _charge(self, index: int, answers: Mapping[str, Any], intent: Mapping[str, Any]) -> None:
+        """Everything that the terms allow, with the first question; later ones leave a mark. The intent is on disk
+        before. A question that the ledger holds and this folder does not was answered by a copy of the folder, or
+        before it was restored: it must not be answered again, with fresh noise and without a charge."""
+        known = self._ledger.charged(self._account, self._dataset)
+        starts = {start for start, _ in known}
+        self._check_remembered(starts <= set(map(int, answers)))
+        if index in starts:
+            return
+        self._save({**answers, str(index): intent})
         whole = [Charge(EVERY_RECORD, [((self.agreement.release,), 1)])]
-        first = not self._ledger.is_registered(self._dataset, self._account)
-        charges, rounds = whole if first else [Charge(EVERY_RECORD, [])], (index, index + 1)
-        self._ledger.charge(self._account, self._dataset, charges, rounds=rounds, plan=lambda: whole)
+        if not self._ledger.charge(
+            self._account,
+            self._dataset,
+            [Charge(EVERY_RECORD, [])] if known else whole,
+            rounds=(index, index + 1),
+            plan=lambda: whole,
+            on_top_of=known,
+        ):
+            self._save({number: each for number, each in answers.items() if number != str(index)})
+            self._check_remembered(False)  # the copy was faster
 
     def _answers(self) -> dict[str, Any]:
         path = self.store.path / "answers.json"
@@ -556,15 +576,20 @@ class _Training(_PartyRun):
 
     def _check_memory(self) -> None:
         """A run continues only with its memory, and with the records and the ledger that know of its charges."""
-        newest, charged = self.store.load(ChargedRound), self._charged()
+        newest, charged = self._check_charged()
         if newest is not None and newest.outcome and newest.round not in charged:
             raise FederationError(
                 f"run {self.agreement.run[:8]} began with other records or another ledger: "
                 "bring those back, or start a new run"
             )
-        self._check_remembered(max(charged, default=-1) <= (-1 if newest is None else newest.round))
         if newest is not None and self.agreement.spec.randomness == "os":
             self._check_remembered(self.store.has_secret())
+
+    def _check_charged(self) -> tuple[ChargedRound | None, set[int]]:
+        """The newest round that this folder knows of, and all that the ledger holds: none is newer."""
+        newest, charged = self.store.load(ChargedRound), self._charged()
+        self._check_remembered(max(charged, default=-1) <= (-1 if newest is None else newest.round))
+        return newest, charged
 
     # Rounds
 
@@ -649,8 +674,8 @@ class _Training(_PartyRun):
 
     def _charge(self, index: int) -> None:
         """Charge a round once, before it is computed. An intent without an upload was charged; nothing left."""
-        newest = self.store.load(ChargedRound)
-        if newest is not None and newest.round == index and index in self._charged():
+        newest, charged = self._check_charged()
+        if newest is not None and newest.round == index and index in charged:
             return
         self.store.save(ChargedRound(index, ""))
         self._ledger.charge(
