@@ -13,6 +13,7 @@ leave as a list, which the noise on their counts covers.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -291,6 +292,8 @@ class Agreement(Terms):
             ("rounds", f"{len(experiment.cohorts)}, you take part in {len(mine)} of them"),
             ("in a round", f"{spec.local_steps} steps on batches of {spec.batch_size} ({spec.batch_sampling})"),
         ]
+        if spec.model.options:  # which the server passes to the owner's own file
+            what.append(("model options", json.dumps(dict(spec.model.options))))
         leaves: Rows = []
         if spec.data.transform != "none":
             rule = "computed here from each record by a fixed public rule"
