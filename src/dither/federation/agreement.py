@@ -26,6 +26,7 @@ import jax
 import numpy as np
 
 from dither import data, methods, models
+from dither.accounting.accountant import Accountant
 from dither.errors import DamagedFile, DataError, FederationError, SpecError
 from dither.experiment import build, counting
 from dither.experiment.counting import PURPOSES
@@ -298,13 +299,17 @@ class Agreement(Terms):
         if spec.data.transform != "none":
             rule = "computed here from each record by a fixed public rule"
             leaves.append(("features", f"{spec.data.transform}, {rule}"))
-        sent = "numbers with your noise, readable by the server"
+        noise = self._noise_words(experiment, number, mine)
+        carried = "as they are" if noise.startswith("NONE") else "with your noise"
+        sent = f"numbers {carried}, readable by the server"
         if spec.aggregation != "off":
             least = build.least_clients(spec)
             sent = f"masked integers; the server learns sums of at least {least} parties, nobody's alone"
         leaves.append(("what leaves", f"in each of your rounds {experiment.num_params:,} {sent}"))
-        cost = [("your noise", self._noise_words(experiment, number, mine))]
-        accountant = experiment.accountant(self.lacking(experiment.plan))  # as the ledger charges it
+        cost = [("your noise", noise)]
+        accountant = experiment.accountant(self.lacking(experiment.plan))
+        if experiment.plan.per_client:  # as the ledger charges it: for one record, not for a whole party
+            accountant = Accountant(accountant.plan, accountant.ledger_releases)
         if spec.privacy.epsilons:
             accountant = accountant.of([number])
             weight = float(experiment.plan.hyper["client_weight"][number])

@@ -159,11 +159,11 @@ class Party:
             kind, fields, arrays = self._handle(message)
         except Exception as error:
             # What is no error of Dither's is a fault of ours: it ends nothing, and shows the server nothing.
-            fault = FederationError(f"unforeseen {type(error).__name__}: {error}")
+            fault = DataError(f"unforeseen {type(error).__name__}: {error}")
             reason = error if isinstance(error, DitherError) else fault
             # It may quote the server, which must not write to the owner's terminal as it likes.
             reason.args = (messages.printable(str(reason)),)
-            local = LOCAL if isinstance(error, DataError) else ""  # it may quote a cell
+            local = LOCAL if isinstance(reason, DataError) else ""  # it may quote a cell
             self.say(f"{local}refused: {' '.join(str(reason).split())}")
             if asked in _TERMS:
                 self.refusal = reason
