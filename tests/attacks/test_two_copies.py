@@ -41,23 +41,38 @@ def asked(server, party, index=0, question=AGE):
     return answer.fields.get("why") or answer.array("upload").tolist()
 
 
-def test_a_question_that_the_ledger_holds_is_not_answered_by_a_copy(server):
-    """Charged once, it was answered twice, with fresh noise: the mean of both says more than was charged."""
-    original = server.clinics.nodes["ann"]
-    folder = original.folder.with_name("copy")
-    shutil.copytree(original.folder, folder)
-    copy = Party(
+@pytest.fixture
+def copy(server):
+    """A copy that runs beside the original: both have looked at the ledger before anything is in it."""
+    folder = server.clinics.nodes["ann"].folder.with_name("copy")
+    shutil.copytree(server.clinics.nodes["ann"].folder, folder)
+    party = Party(
         folder,
         PartyData(server.clinics.file("ann")),
         ledger=Ledger(server.clinics.folder / "ann.sqlite"),
         approve=server.clinics.approve,
     )
-    copy._current(server.agreement.run)  # both have looked at the ledger before anything is in it
+    party._current(server.agreement.run)
+    return party
+
+
+def test_a_question_that_the_ledger_holds_is_not_answered_by_a_copy(server, copy):
+    """Charged once, it was answered twice, with fresh noise: the mean of both says more than was charged."""
+    original = server.clinics.nodes["ann"]
     first = asked(server, original)
     assert len(first) == 4
     assert asked(server, copy) == REFUSALS["other"]
     assert asked(server, copy, index=1) == REFUSALS["other"]  # nor anything later
     assert asked(server, original) == first
+
+
+def test_of_two_copies_that_are_asked_at_once_one_answers(server, copy, monkeypatch):
+    """Both find that nobody was charged, and charge: the ledger takes one charge on top of nothing."""
+    monkeypatch.setattr(copy.ledger, "charged", lambda *_: asked(server, server.clinics.nodes["ann"]) and [])
+    assert asked(server, copy) == REFUSALS["other"]
+    monkeypatch.undo()
+    assert asked(server, copy) == REFUSALS["other"]  # nor afterwards
+    assert len(asked(server, server.clinics.nodes["ann"])) == 4
 
 
 def test_a_folder_that_is_put_back_while_the_party_runs_gives_no_second_answer(server):

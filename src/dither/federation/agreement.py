@@ -239,6 +239,13 @@ class Agreement(Terms):
         upload. Nor in a sum of floats: a server that broadcasts 2^40 to the others rounds all their noise away."""
         return self.may_lack if sums_integers(plan) else self.spec.cohort_size - 1
 
+    def accountant(self, experiment: build.Experiment) -> Accountant:
+        """The ε of a party as its ledger charges it: for one record, also where whole clients are protected."""
+        accountant = experiment.accountant(self.lacking(experiment.plan))
+        if experiment.plan.per_client:
+            return Accountant(accountant.plan, accountant.ledger_releases)
+        return accountant
+
     def experiment(self) -> build.Experiment:
         """The method made ready, by public facts alone: no record is needed to know what runs."""
         if methods.method(self.spec.method).pilot_metric and not self.spec.method_options["param_clip"]:
@@ -307,9 +314,7 @@ class Agreement(Terms):
             sent = f"masked integers; the server learns sums of at least {least} parties, nobody's alone"
         leaves.append(("what leaves", f"in each of your rounds {experiment.num_params:,} {sent}"))
         cost = [("your noise", noise)]
-        accountant = experiment.accountant(self.lacking(experiment.plan))
-        if experiment.plan.per_client:  # as the ledger charges it: for one record, not for a whole party
-            accountant = Accountant(accountant.plan, accountant.ledger_releases)
+        accountant = self.accountant(experiment)
         if spec.privacy.epsilons:
             accountant = accountant.of([number])
             weight = float(experiment.plan.hyper["client_weight"][number])

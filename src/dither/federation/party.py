@@ -286,7 +286,7 @@ class Party:
             return
         view = "sum" if sums_integers(experiment.plan) else "upload"
         delta = agreement.spec.privacy.delta
-        accountant = experiment.accountant(agreement.lacking(experiment.plan)).of([agreement.number(self.name)])
+        accountant = agreement.accountant(experiment).of([agreement.number(self.name)])
         row, (before, after) = accountant.proven(view), self._looks(counted)
         value = row.value
         if before or after:
@@ -564,7 +564,7 @@ class _Training(_PartyRun):
         super().__init__(party, agreement)
         self.experiment, (x, y) = experiment, agreement.encode(party.source)
         self._check_memory()
-        accountant = experiment.accountant(missing=agreement.lacking(experiment.plan))
+        accountant = agreement.accountant(experiment)
         self._conditions, self._releases = accountant.conditions, accountant.ledger_releases
         secret = None
         if agreement.spec.randomness == "os":
