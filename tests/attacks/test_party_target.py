@@ -5,12 +5,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from dither.accounting.ledger import Budget
+from dither.cli import app, federations
 from dither.errors import FederationError
 from dither.experiment import build
 from dither.experiment.counting import Question
-from dither.federation import keys, messages
+from dither.federation import joining, keys, messages
 from dither.federation.agreement import Agreement, StatisticsTerms, federated_spec
 from dither.federation.party import REFUSALS
 from dither.privacy.clipping import REACH
@@ -136,3 +138,30 @@ def test_statistics_after_a_training_count_with_it(tmp_path):
     assert asked(parties, party, "schema", "c" * 16, 1.0, kind="terms", terms=terms).kind == "accepted"
     assert asked(parties, party, "statistics", "d" * 16, 1.0).fields == {"why": REFUSALS["terms"]}
     assert "above its own target" in str(party.refusal)
+
+
+@pytest.mark.parametrize(
+    ("colluders", "options", "approved"), [(0, [], False), (2, [], True), (0, ["--test"], True)]
+)
+def test_what_nobody_reads_has_no_warning(parties, monkeypatch, colluders, options, approved):
+    """The server says how many parties may collude with it. Where it said 0, `--yes --epsilon 1` approved noise
+    that is enough in a sum of four, and one colluding party shows the server an upload: ε = 2.16."""
+    spec = small_spec(**{**SUMS, "privacy.colluders": colluders}, local_steps=1)
+    agreement = agreement_of(parties, spec)
+    experiment = agreement.experiment()
+    accountant = agreement.accountant(experiment).of([0])
+    assert accountant.proven("sum").value <= 1.0
+    assert accountant.proven("upload").value > 1.2
+    answers = []
+
+    def join(*given, approve, **more):
+        answers.append(approve(agreement, experiment))
+        return joining.JoinOutcome("ann", 0, None, [])
+
+    monkeypatch.setattr(joining, "join", join)
+    monkeypatch.setattr(federations, "_term_as_interrupt", lambda: None)
+    folder = parties.folder / "keys" / "parties" / "ann"
+    asked = ["join", "--data", "ann.csv", "--federation", str(folder), "--yes", "--epsilon", "1", *options]
+    result = CliRunner().invoke(app, asked)
+    assert answers == ["--yes"] * approved
+    assert ("approves no agreement with a warning" in str(result.exception)) != approved
