@@ -12,8 +12,9 @@ from dither.accounting import compress
 from dither.accounting.ledger import Budget, Charge, composed
 from dither.accounting.ledger.runs import EVERY_RECORD
 from dither.errors import ConfigError, DataError, FederationError
-from dither.federation.agreement import Agreement, PartyData, federated_spec
+from dither.federation.agreement import Agreement, PartyData, collusion_notes, federated_spec
 from dither.federation.server import load_evaluation_data
+from dither.privacy.sampling import planned_cohorts
 from dither.spec import Spec
 from dither.types import RoundInfo, epsilon_text
 from tests.federation.parties import small_spec
@@ -132,6 +133,26 @@ def test_the_owner_is_shown_what_one_record_costs_where_whole_clients_are_protec
     (final,) = [text for what, text in shown if what == "proven ε" and "final model" in text]
     assert f"at most {epsilon_text(charged)} " in final
     assert "numbers as they are, readable by the server" in dict(shown)["what leaves"]
+
+
+def test_the_owner_is_warned_of_cohorts_that_the_server_can_choose():
+    """A third of a cohort may collude, and a third of all parties do: of 12 parties, 4. A server that looks for a
+    seed finds one with which more than the third of 6 are in every cohort of a party."""
+    values = {"secagg.mode": "real", "num_clients": 12, "num_rounds": 6, "privacy.colluders": -1}
+    notes = {}
+    for size in (6, 12):
+        spec = federated_spec(small_spec(**values, cohort_size=size), 12, "wards")
+        notes[size] = collusion_notes(spec)[1]
+    assert spec.colluders == 4
+    assert not notes[12]
+    assert "a third of all parties, 4, collude with it" in notes[6]
+
+    def met(seed):
+        drawn = planned_cohorts(seed, np.arange(6), 12, 6)
+        return [len({1, 2, 3, 4} & set(cohort.tolist())) for cohort in drawn if 0 in cohort]
+
+    found = next(seed for seed in range(1000) if len(met(seed)) >= 3 and min(met(seed)) > 2)
+    assert found == 11
 
 
 def test_every_part_of_the_terms_is_in_their_digest():

@@ -622,10 +622,15 @@ def collusion_notes(spec: Spec) -> tuple[str, str]:
         f"parties "
         f"of a round; {build.least_clients(spec)} of them must answer"
     )
-    if spec.cohort_size < spec.num_clients:
-        words += "; the seed, which the server chose, decides who meets in a round"
+    everyone = default_colluders(spec.num_clients)
     if spec.colluders >= max(default_colluders(spec.cohort_size), 1):
-        return words, ""
+        if spec.cohort_size == spec.num_clients or spec.colluders >= everyone:
+            return words, ""
+        return (
+            words,
+            "the seed, which the server chose, decides who meets in a round: if a third of all parties, "
+            f"{everyone}, collude with it, they can be most of your cohorts; let everybody take part in every round",
+        )
     together = f"the server and {spec.colluders + 1} of the parties together can read the others' uploads"
     if spec.cohort_size == 2:
         return words, f"{together}: two parties cannot be safe from each other"
