@@ -629,7 +629,7 @@ def collusion_notes(spec: Spec) -> tuple[str, str]:
         return (
             words,
             "the seed, which the server chose, decides who meets in a round: if a third of all parties, "
-            f"{everyone}, collude with it, they can be most of your cohorts; let everybody take part in every round",
+            f"{everyone}, collude with it, they can be most of your cohorts; let all take part in every round",
         )
     together = f"the server and {spec.colluders + 1} of the parties together can read the others' uploads"
     if spec.cohort_size == 2:
