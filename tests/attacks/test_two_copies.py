@@ -7,8 +7,9 @@ import pytest
 
 from dither.accounting.ledger import Ledger
 from dither.experiment.counting import Question
-from dither.federation import messages
-from dither.federation.agreement import PartyData
+from dither.federation import messages, state
+from dither.federation import party as party_module
+from dither.federation.agreement import PartyData, StatisticsTerms
 from dither.federation.party import REFUSALS, Party
 from tests.federation.parties import Parties, small_spec
 from tests.federation.test_hostile import Enrolled, Hostile, stop
@@ -110,3 +111,42 @@ def test_a_round_that_the_ledger_holds_is_not_computed_by_a_copy(tmp_path):
     answer = hostile.round("ann", announcement)
     assert "does not remember" in answer.fields.get("why", "")
     assert hostile.charged("ann") == [0]
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_party_killed_at_any_write_answers_once_and_is_charged_before(server, monkeypatch, after):
+    """Before or after each of the four: its intent, the charge, the answer, the record of what it released."""
+    left = [0]
+
+    def dying(write):
+        def write_or_die(*given, **more):
+            left[0] -= 1
+            if left[0] == 0 and not after:
+                raise Killed
+            found = write(*given, **more)
+            if left[0] == 0:
+                raise Killed
+            return found
+
+        return write_or_die
+
+    monkeypatch.setattr(party_module, "write_checked", dying(party_module.write_checked))
+    monkeypatch.setattr(state, "_append", dying(state._append))
+    monkeypatch.setattr(Ledger, "charge", dying(Ledger.charge))
+    question = AGE._replace(share=0.2)
+    for index in range(4):
+        left[0] = index + 1
+        with pytest.raises(Killed):
+            asked(server, server.clinics.node("ann"), index, question)
+        party = server.clinics.node("ann")
+        answer = asked(server, party, index, question)
+        assert len(answer) == 4
+        charged = party.ledger.charged(party._runs[StatisticsTerms]._account, party.dataset)
+        assert [start for start, _ in charged] == list(range(index + 1))
+        assert asked(server, server.clinics.node("ann"), index, question) == answer
+    (spent,) = server.clinics.spent("ann")
+    assert 0.99 < spent.epsilon <= 1.0
