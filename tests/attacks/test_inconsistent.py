@@ -8,6 +8,7 @@ Here parties count; the same with models is in tests/federation/test_hostile.py.
 import numpy as np
 import pytest
 
+from dither.errors import FederationError
 from dither.experiment.counting import Question
 from dither.federation import messages
 from dither.federation.agreement import Agreement, federated_spec, held_out_rows
@@ -98,14 +99,27 @@ def saying(number):
 def evaluating(tmp_path, monkeypatch):
     """A server whose parties have agreed to a training, and to an evaluation of its model."""
     monkeypatch.setattr(messages, "_LOOK_SECONDS", 0.0)
-    coordinator = Clinics(tmp_path, 200).coordinator()
+    clinics = Clinics(tmp_path, 200)
+    coordinator = clinics.coordinator()
     coordinator.gather(coordinator.parties, 3)
     spec = federated_spec(Spec.from_any(TRAINED), 3, "own data")
     sizes = (len(held_out_rows(spec, 200)[0]),) * 3
     trained = Agreement(coordinator.keyring.id, "a" * 16, spec, NAMES, sizes, SCHEMA, ("no", "yes"), 1, ()).check()
     asked = dict.fromkeys(NAMES, ({"terms": trained.to_dict()}, {}))
     assert not coordinator.mailbox.ask("terms", asked, seconds=60.0, take=lambda name, answer: None).reasons
-    return StatisticsCoordinator(coordinator, "evaluation", (50.0, 1e-5), (trained, saying(0)))
+    asking = StatisticsCoordinator(coordinator, "evaluation", (50.0, 1e-5), (trained, saying(0)))
+    asking.clinics = clinics
+    return asking
+
+
+def test_a_model_is_evaluated_after_its_training(evaluating):
+    """A server that asks for the evaluation first has another order of releases than a party's target was checked
+    for: 0.909 was charged where 0.898 was checked."""
+    training = evaluating.clinics.nodes["ann"]._run
+    evaluating.total(PREDICTED)
+    with pytest.raises(FederationError, match="evaluated before this training began"):
+        training._charge(0)
+    assert not training._charged()
 
 
 def test_an_answer_is_about_the_model_that_came_with_its_question(evaluating):

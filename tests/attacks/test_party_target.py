@@ -7,15 +7,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from dither.accounting.ledger import Budget
+from dither.accounting.ledger import Budget, Charge, composed
+from dither.accounting.ledger.runs import EVERY_RECORD
 from dither.cli import app, federations
 from dither.errors import FederationError
-from dither.experiment import build
+from dither.experiment import build, counting
 from dither.experiment.counting import Question
 from dither.federation import joining, keys, messages
 from dither.federation.agreement import Agreement, StatisticsTerms, federated_spec
 from dither.federation.party import REFUSALS
 from dither.privacy.clipping import REACH
+from dither.types import Conditions
 from tests.federation.parties import Parties, small_spec
 
 SUMS = {
@@ -128,6 +130,24 @@ def test_statistics_count_against_a_partys_own_target(parties):
     strict = parties.node("ann", target=Budget(0.3, 1e-5))  # after a restart with a smaller one
     answer = asked(parties, strict, "schema", "e" * 16, 0.4, kind="question", round=0, question=question)
     assert answer.fields == {"why": REFUSALS["other"]}
+
+
+def test_the_order_of_releases_counts(parties):
+    """A training of ε = 0.6 on sampled batches with statistics and an evaluation: as a party checks them, and as a
+    server may ask for them (which it may not, see test_inconsistent.py)."""
+    values = {**SUMS, "secagg.mode": "off", "batch_sampling": "poisson", "privacy.epsilon": 0.6}
+    agreement = agreement_of(
+        parties, small_spec(**values | {"privacy.view": "upload"}, local_steps=1, num_rounds=20)
+    )
+    accountant = agreement.accountant(agreement.experiment()).of([0])
+    run = [Charge(EVERY_RECORD, accountant.clients[0].most)], accountant.conditions
+    statistics, evaluation = (
+        ([Charge(EVERY_RECORD, [((counting.release(epsilon, 1e-5, lists_names=names),), 1)])], Conditions())
+        for epsilon, names in ((0.5, True), (0.3, False))
+    )
+    orders = [statistics, run, evaluation], [evaluation, statistics, run]
+    spent = [composed(order, Budget(1.0, 1e-5))[0] for order in orders]
+    assert [f"{each:.3f}" for each in spent] == ["0.898", "0.909"]
 
 
 def test_statistics_after_a_training_count_with_it(tmp_path):

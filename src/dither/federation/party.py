@@ -88,6 +88,7 @@ REFUSALS = {
 }
 
 
+_ANSWERS = "answers.json"  # of statistics, beside their terms
 _TERMS: dict[str, type[Terms]] = {"terms": Agreement, "statistics": StatisticsTerms}  # by the kind of message
 
 
@@ -547,12 +548,12 @@ class _Counting(_PartyRun):
             self._check_remembered(False)  # the copy was faster
 
     def _answers(self) -> dict[str, Any]:
-        path = self.store.path / "answers.json"
+        path = self.store.path / _ANSWERS
         answers: dict[str, Any] = read_checked(path, PARTY_ADVICE)["answers"] if path.is_file() else {}
         return answers
 
     def _save(self, answers: Mapping[str, Any]) -> None:
-        write_checked(self.store.path / "answers.json", {"answers": dict(answers)})
+        write_checked(self.store.path / _ANSWERS, {"answers": dict(answers)})
 
 
 class _Training(_PartyRun):
@@ -590,6 +591,14 @@ class _Training(_PartyRun):
         newest, charged = self.store.load(ChargedRound), self._charged()
         self._check_remembered(max(charged, default=-1) <= (-1 if newest is None else newest.round))
         return newest, charged
+
+    def _check_order(self) -> None:
+        """A model is evaluated after its training: in that order a party's target was checked, and the order of
+        releases counts in their ε."""
+        for path in self.store.path.parent.glob("*"):
+            terms = StatisticsTerms.load(path, PARTY_ADVICE) if (path / _ANSWERS).is_file() else None
+            if terms is not None and terms.trained == self.agreement:
+                raise FederationError("its model was evaluated before this training began: start a new run")
 
     # Rounds
 
@@ -677,6 +686,8 @@ class _Training(_PartyRun):
         newest, charged = self._check_charged()
         if newest is not None and newest.round == index and index in charged:
             return
+        if not charged:
+            self._check_order()
         self.store.save(ChargedRound(index, ""))
         self._ledger.charge(
             self._account,
