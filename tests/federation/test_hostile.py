@@ -277,6 +277,8 @@ def test_a_node_that_has_lost_its_memory_does_not_go_on(hostile):
     (hostile.store("ann") / "pending.npz").unlink()
     hostile.restart("ann")
     assert "its upload is lost" in why(hostile.round("ann", hostile.announce(range(4))))
+    # Nor does it go on with its state of the beginning: under shuffled epochs it would use the same batches again.
+    assert "its upload is lost" in why(hostile.round("ann", hostile.announce(range(4), round=1), round=1))
     assert hostile.charged("ann") == [0]
 
 

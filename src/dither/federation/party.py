@@ -631,9 +631,10 @@ class _Training(_PartyRun):
         here = max(-1 if before is None else before.round, -1 if newest is None else newest.round)
         if here > index:
             raise FederationError(f"round {index} is over: this party is at round {here}")
+        if newest is not None and newest.outcome == COMPUTED and newest.round != (before and before.round):
+            # Nor does a later one begin: the client's state is lost with it, and which batches were used.
+            raise FederationError(f"round {newest.round} was computed before, and its upload is lost")
         if newest is not None and newest.round == index and newest.outcome:
-            if newest.outcome == COMPUTED:
-                raise FederationError(f"round {index} was computed before, and its upload is lost")
             raise ClientRefused(newest.outcome)
 
     def _broadcast(self, message: messages.SignedMessage) -> list[np.ndarray]:
