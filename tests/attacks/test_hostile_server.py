@@ -118,7 +118,9 @@ def test_a_file_is_a_method_where_its_content_was_approved(server, tmp_path):
     path.write_text("raise RuntimeError\n")
     server.asked.clear()
     assert server.ask(asked, party).fields == {"why": REFUSED}
-    assert [found.spec.method for found in server.asked] == [name]  # the owner was asked
+    assert [found.spec.method for found in server.asked] == [name]  # the owner was asked, and saw its options
+    shown = dict(server.asked[0].describe("ann", server.asked[0].experiment()))
+    assert json.loads(shown["method options"]) == agreement.spec.method_options
     assert str(party.refusal) == "the owner does not agree"
     asked["spec"]["method"] = name[:-1] + "x"
     assert "--method FILE" in server.refused(asked)

@@ -300,8 +300,9 @@ class Agreement(Terms):
             ("rounds", f"{len(experiment.cohorts)}, you take part in {len(mine)} of them"),
             ("in a round", f"{spec.local_steps} steps on batches of {spec.batch_size} ({spec.batch_sampling})"),
         ]
-        if spec.model.options:  # which the server passes to the owner's own file
-            what.append(("model options", json.dumps(dict(spec.model.options))))
+        # What the server passes to files of the owner's.
+        own = {"method": code.is_approved(spec.method) and spec.method_options, "model": spec.model.options}
+        what += [(f"{name} options", json.dumps(dict(options))) for name, options in own.items() if options]
         leaves: Rows = []
         if spec.data.transform != "none":
             rule = "computed here from each record by a fixed public rule"
