@@ -1,6 +1,8 @@
 """A party says how much it allows (`dither join --epsilon`). A server with its real keys asks for statistics too,
 or takes the others' noise out of a sum by what it broadcasts to them."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +16,7 @@ from dither.errors import FederationError
 from dither.experiment import build, counting
 from dither.experiment.counting import Question
 from dither.federation import joining, keys, messages
-from dither.federation.agreement import Agreement, StatisticsTerms, federated_spec
+from dither.federation.agreement import Agreement, StatisticsTerms, federated_spec, record_approval
 from dither.federation.party import REFUSALS
 from dither.privacy.clipping import REACH
 from dither.types import Conditions
@@ -158,6 +160,9 @@ def test_statistics_after_a_training_count_with_it(tmp_path):
     assert asked(parties, party, "schema", "c" * 16, 1.0, kind="terms", terms=terms).kind == "accepted"
     assert asked(parties, party, "statistics", "d" * 16, 1.0).fields == {"why": REFUSALS["terms"]}
     assert "above its own target" in str(party.refusal)
+    # Nor if the owner has approved another training since, which has not begun.
+    record_approval(party.folder, replace(agreement_of(parties, parties.spec), run="e" * 16), "test")
+    assert asked(parties, party, "statistics", "d" * 16, 1.0).fields == {"why": REFUSALS["terms"]}
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -302,10 +302,10 @@ class Party:
         )
 
     def _check_counted(self, terms: StatisticsTerms) -> None:
-        """The same for what is to be counted: by itself, and with the run that it scores or that came before."""
+        """The same for what is to be counted: by itself, and with each run that it scores or that came before."""
         if self._target is None:
             return
-        if (trained := terms.trained or approved_agreement(self.folder)) is not None:
+        for trained in [terms.trained] if terms.trained else _agreements(self.folder):
             self._check_target(trained, trained.experiment(), terms)
         before, after = self._looks(terms)
         value, _ = composed([*before, *after], self._target._replace(delta=terms.delta))
@@ -722,14 +722,16 @@ def _saved_terms(folder: Path) -> Terms | None:
     return next((terms for terms in found if terms is not None), None)
 
 
+def _agreements(folder: Path) -> Iterator[Agreement]:
+    """The agreements on trainings that this party has accepted."""
+    found = (Agreement.load(path, PARTY_ADVICE) for path in sorted((folder / "runs").glob("*")))
+    return (agreement for agreement in found if agreement is not None)
+
+
 def approved_agreement(folder: Path) -> Agreement | None:
     """The agreement that the owner of this party's folder approved last."""
     digest = approved_digest(folder)
-    for path in sorted((folder / "runs").glob("*")) if digest else []:
-        agreement = Agreement.load(path, PARTY_ADVICE)
-        if agreement is not None and agreement.digest == digest:
-            return agreement
-    return None
+    return next((each for each in _agreements(folder) if each.digest == digest), None) if digest else None
 
 
 def session_id(agreement: Terms) -> bytes:
