@@ -238,7 +238,7 @@ def test_of_an_approved_file_only_what_it_defines_is_called(server, tmp_path):
     name = code.approve(path)
     server.asked.clear()
     shell = {"command": f"touch {ran}"}
-    for factory, options in (("system", shell), ("Path", {}), ("make", {"name": "logistic"})):
+    for factory, options in (("system", shell), ("Path", {}), ("make", {"name": "logistic"}), ("__init__", {})):
         model = {"spec__model__name": f"{name}:{factory}", "spec__model__options": options}
         assert "is not defined in" in server.refused(server.with_values(**model)), factory
     assert not ran.exists()

@@ -325,7 +325,7 @@ def _own_model(spec: ModelSpec, num_features: int, num_classes: int, image_shape
         source = getattr(module, factory)
         # An agreement names the factory and its arguments: what an approved file imports was not approved.
         imported = inspect.isroutine(source) or isinstance(source, type)
-        if imported and source.__module__ != module.__name__ and code.is_approved(file):
+        if imported and getattr(source, "__module__", "") != module.__name__ and code.is_approved(file):
             raise SpecError(f"{factory!r} is not defined in {file!r}, which was approved: define the model there")
     shape = adapters.Shape(tuple(image_shape) or (num_features,), num_classes or 1)
     try:
