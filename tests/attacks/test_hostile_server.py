@@ -142,6 +142,8 @@ JUNK = {
     "sizes of words": {"sizes": ["a"] * 4},
     "sizes of lists": {"sizes": [[1]] * 4},
     "huge sizes": {"sizes": [10**18] * 4},
+    "coins for somebody's huge size": {"sizes": [100, 2**31 - 1, 100, 100], "spec__batch_sampling": "poisson"},
+    "an order of somebody's huge size": {"sizes": [100, 2**31 - 1, 100, 100], "spec__batch_sampling": "shuffled"},
     "features below 0": {"num_features": -1},
     "features without measure": {"num_features": 10**12},
     "features of half a number": {"num_features": 30.5},

@@ -214,12 +214,15 @@ class Agreement(Terms):
         require(small, f"has {len(widths)} hidden layers of up to {widest}: too large a model")
         parameters = models.count_params(jax.eval_shape(self.model().init, jax.random.key(0)))
         batch = max(self.sizes) if spec.batch_sampling in ("full", "poisson-full") else spec.batch_size
+        # Coins, or the order of an epoch, are drawn for as many records as the largest party has.
+        epochs = 2 + spec.local_steps // max(min(self.sizes) // max(spec.batch_size, 1), 1)
+        draws = {"poisson": spec.local_steps, "shuffled": epochs, "disjoint": 1}.get(spec.batch_sampling, 0)
         for what, amount, limit in (
             ("parameters", parameters, _MOST_PARAMETERS),
             ("places in cohorts", spec.num_rounds * spec.cohort_size, 1e7),
             ("local steps", spec.num_rounds * spec.local_steps, 1e7),
             ("different targets", len(set(spec.privacy.epsilons)), 100),  # each is calibrated for
-            ("records in a round", spec.local_steps * batch, 1e9),
+            ("records in a round", max(spec.local_steps * batch, draws * max(self.sizes)), 1e9),
             ("numbers in a batch's gradients", batch * parameters, 2.0**34),
             ("operations", spec.num_rounds * spec.local_steps * batch * parameters, _MOST_WORK),
         ):
