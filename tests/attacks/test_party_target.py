@@ -152,6 +152,26 @@ def test_the_order_of_releases_counts(parties):
     assert [f"{each:.3f}" for each in spent] == ["0.898", "0.909"]
 
 
+def test_an_evaluation_of_another_model_comes_before_a_run(tmp_path):
+    """It was composed as if it came after, where it counts for less."""
+    parties = Parties(tmp_path, small_spec(**SUMS, local_steps=1))
+    party = parties.node("ann", target=Budget(1.0, 1e-5))
+    old, new = (replace(agreement_of(parties, parties.spec), run=name) for name in ("old", "new"))
+    for purpose, trained, epsilon in (("evaluation", old, 0.3), ("statistics", None, 0.5)):
+        shared = {"federation": old.federation, "spec": old.spec, "names": old.names, "sizes": old.sizes}
+        asked_for = {"purpose": purpose, "epsilon": epsilon, "delta": 1e-5, "trained": trained}
+        terms = StatisticsTerms(run=purpose, **shared, **asked_for)
+        (party.folder / "runs" / purpose).mkdir(parents=True)
+        terms.save(party.folder / "runs" / purpose)
+    survey, evaluation = (counting.release(0.5, 1e-5), counting.release(0.3, 1e-5, lists_names=False))
+
+    def found(run):
+        return [[look[0].participations[0][0][0] for look, _ in part] for part in party._looks(None, run)]
+
+    assert found(old) == [[survey], [evaluation]]
+    assert found(new) == [[survey, evaluation], []]
+
+
 def test_statistics_after_a_training_count_with_it(tmp_path):
     """Under --epsilon 1 a party accepted a training at ε = 1, and then statistics at ε = 1."""
     parties = Parties(tmp_path, small_spec(**SUMS, local_steps=1))

@@ -288,12 +288,14 @@ class Party:
         view = "sum" if sums_integers(experiment.plan) else "upload"
         delta = agreement.spec.privacy.delta
         accountant = agreement.accountant(experiment).of([agreement.number(self.name)])
-        row, (before, after) = accountant.proven(view), self._looks(counted)
+        row, (before, after) = accountant.proven(view), self._looks(counted, agreement)
         value = row.value
         if before or after:
             run = [Charge(EVERY_RECORD, accountant.clients[0].most)]
             terms = self._target._replace(delta=delta, view=view, adjacency=experiment.plan.adjacency)
-            value = composed([*before, (run, accountant.conditions), *after], terms)[0]
+            # The order counts: models of other runs may have been evaluated before or after the surveys.
+            orders = [[*first, (run, accountant.conditions), *after] for first in (before, before[::-1])]
+            value = max(composed(order, terms)[0] for order in orders[: max(len(before), 1)])
         kind = "assumes" if row.assumed else "proves"
         whom = f"against a server that sees {'sums' if view == 'sum' else 'its uploads'}"
         whom += ", with what was counted here," * bool(before or after)
@@ -313,15 +315,15 @@ class Party:
             value, terms.delta, f"proves ε = {epsilon_text(value, digits=4)}", "with what was counted here before"
         )
 
-    def _looks(self, more: StatisticsTerms | None) -> tuple[list[Look], list[Look]]:
-        """What was counted here under terms that the owner approved, and what is asked now: before a run, and of
-        the model that it made."""
+    def _looks(self, more: StatisticsTerms | None, run: Agreement | None = None) -> tuple[list[Look], list[Look]]:
+        """What was counted here under terms that the owner approved, and what is asked now: before a run (surveys
+        first), and of the model that it made."""
         saved = [StatisticsTerms.load(path, PARTY_ADVICE) for path in sorted((self.folder / "runs").glob("*"))]
         every = {terms.digest: terms for terms in (*saved, more) if terms is not None}
         looks: tuple[list[Look], list[Look]] = [], []
-        for terms in every.values():
+        for terms in sorted(every.values(), key=lambda terms: terms.trained is not None):
             look = [Charge(EVERY_RECORD, [((terms.release,), 1)])], Conditions()
-            looks[terms.trained is not None].append(look)
+            looks[run is not None and terms.trained == run].append(look)
         return looks
 
     def _within_target(self, value: float, delta: float, said: str, whom: str) -> None:
