@@ -13,9 +13,10 @@ from dataclasses import replace
 
 import pytest
 
+from dither.cli.federations import _approval
 from dither.errors import FederationError
 from dither.federation import keys, messages
-from dither.federation.agreement import Agreement, federated_spec
+from dither.federation.agreement import Agreement, approved_digest, federated_spec
 from dither.spec import code
 from tests.federation.parties import Parties, small_spec
 
@@ -117,7 +118,9 @@ def test_a_file_is_a_method_where_its_content_was_approved(server, tmp_path):
     path.write_text("raise RuntimeError\n")
     server.asked.clear()
     assert server.ask(asked, party).fields == {"why": REFUSED}
-    assert [found.spec.method for found in server.asked] == [name]  # the owner was asked
+    assert [found.spec.method for found in server.asked] == [name]  # the owner was asked, and saw its options
+    shown = dict(server.asked[0].describe("ann", server.asked[0].experiment()))
+    assert json.loads(shown["method options"]) == agreement.spec.method_options
     assert str(party.refusal) == "the owner does not agree"
     asked["spec"]["method"] = name[:-1] + "x"
     assert "--method FILE" in server.refused(asked)
@@ -139,6 +142,8 @@ JUNK = {
     "sizes of words": {"sizes": ["a"] * 4},
     "sizes of lists": {"sizes": [[1]] * 4},
     "huge sizes": {"sizes": [10**18] * 4},
+    "coins for somebody's huge size": {"sizes": [100, 2**31 - 1, 100, 100], "spec__batch_sampling": "poisson"},
+    "an order of somebody's huge size": {"sizes": [100, 2**31 - 1, 100, 100], "spec__batch_sampling": "shuffled"},
     "features below 0": {"num_features": -1},
     "features without measure": {"num_features": 10**12},
     "features of half a number": {"num_features": 30.5},
@@ -194,6 +199,57 @@ def test_records_are_looked_at_under_approved_terms_alone(server, monkeypatch):
         changed = server.with_values(schema={**schema, "label": label}, classes=list(label["classes"]))
         assert server.refused(changed) == "the owner does not agree"
     assert len(server.asked) == 2
+
+
+def test_a_server_tries_one_schema_at_a_party_that_nobody_watches(tmp_path):
+    """Under --yes, a party that starts again after each refusal told the server, schema by schema, which labels
+    its records have: an approval counted only once the records were read."""
+    server = Server(tmp_path / "federation")
+    folder, schema = server.party.folder, server.agreement.to_dict()["schema"]
+
+    def yes(agreement, experiment):
+        before = approved_digest(folder, agreement.purpose)
+        return _approval(agreement.digest, before, yes=True, named="", silent=True)
+
+    heard = []
+    for number, classes in enumerate((["malignant", "none"], ["benign", "none"], ["malignant", "benign"])):
+        label = {**schema["label"], "classes": classes}
+        asked = server.with_values(run=f"a{number}", schema={**schema, "label": label}, classes=classes)
+        party = server.parties.node("ann", approve=yes)
+        assert server.ask(asked, party).kind == "refused"
+        heard.append("this is not the agreement approved here" in str(party.refusal))
+    assert heard == [False, True, True]
+
+
+MODEL = """
+from os import system
+from pathlib import Path
+
+from dither.models import make
+
+def factory(start="zeros"):
+    return make("logistic", num_features=30, num_classes=2, start=start)
+"""
+
+
+def test_of_an_approved_file_only_what_it_defines_is_called(server, tmp_path):
+    """The server names the factory, and its options are the arguments: what the file imports was not approved. It
+    was called before the owner was asked."""
+    path, ran = tmp_path / "own_model.py", tmp_path / "ran"
+    path.write_text(MODEL)
+    name = code.approve(path)
+    server.asked.clear()
+    shell = {"command": f"touch {ran}"}
+    for factory, options in (("system", shell), ("Path", {}), ("make", {"name": "logistic"}), ("__init__", {})):
+        model = {"spec__model__name": f"{name}:{factory}", "spec__model__options": options}
+        assert "is not defined in" in server.refused(server.with_values(**model)), factory
+    assert not ran.exists()
+    assert not server.asked
+    own = server.with_values(spec__model__name=f"{name}:factory", spec__model__options={"start": "zeros"})
+    assert server.refused(own) == "the owner does not agree"
+    shown = dict(server.asked[0].describe("ann", server.asked[0].experiment()))
+    assert f"{name}:factory" in shown["method"]
+    assert shown["model options"] == '{"start": "zeros"}'
 
 
 def test_junk_is_refused_quickly_cheaply_and_always_alike(server):

@@ -27,3 +27,18 @@ def test_a_cell_that_does_not_fit_the_schema_is_for_the_owner_alone(tmp_path):
         joining._without_records(collected.append)(line)
     assert len(collected) == len(parties.said)
     assert not any("told in confidence" in line for line in collected)
+
+
+def test_an_error_that_nobody_foresaw_is_for_the_owner_alone(tmp_path, monkeypatch):
+    """A library's own words may quote a cell, too."""
+    parties = Parties(tmp_path, small_spec())
+
+    def encode(*arguments, **options):
+        raise ValueError("could not convert 'told in confidence'")
+
+    monkeypatch.setattr(parties.nodes["ann"].source, "encode", encode)
+    with pytest.raises(FederationError, match=REFUSALS["terms"]):
+        parties.coordinator().run()
+    (said,) = [line for line in parties.said if "told in confidence" in line]
+    assert said.startswith(LOCAL)
+    assert isinstance(parties.nodes["ann"].refusal, DataError)  # of which `join --json` says nothing more

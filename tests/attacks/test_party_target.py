@@ -1,19 +1,25 @@
 """A party says how much it allows (`dither join --epsilon`). A server with its real keys asks for statistics too,
 or takes the others' noise out of a sum by what it broadcasts to them."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from dither.accounting.ledger import Budget
+from dither.accounting.ledger import Budget, Charge, composed
+from dither.accounting.ledger.runs import EVERY_RECORD
+from dither.cli import app, federations
 from dither.errors import FederationError
-from dither.experiment import build
+from dither.experiment import build, counting
 from dither.experiment.counting import Question
-from dither.federation import keys, messages
-from dither.federation.agreement import Agreement, StatisticsTerms, federated_spec
+from dither.federation import joining, keys, messages
+from dither.federation.agreement import Agreement, StatisticsTerms, federated_spec, record_approval
 from dither.federation.party import REFUSALS
 from dither.privacy.clipping import REACH
+from dither.types import Conditions
 from tests.federation.parties import Parties, small_spec
 
 SUMS = {
@@ -128,6 +134,44 @@ def test_statistics_count_against_a_partys_own_target(parties):
     assert answer.fields == {"why": REFUSALS["other"]}
 
 
+def test_the_order_of_releases_counts(parties):
+    """A training of ε = 0.6 on sampled batches with statistics and an evaluation: as a party checks them, and as a
+    server may ask for them (which it may not, see test_inconsistent.py)."""
+    values = {**SUMS, "secagg.mode": "off", "batch_sampling": "poisson", "privacy.epsilon": 0.6}
+    agreement = agreement_of(
+        parties, small_spec(**values | {"privacy.view": "upload"}, local_steps=1, num_rounds=20)
+    )
+    accountant = agreement.accountant(agreement.experiment()).of([0])
+    run = [Charge(EVERY_RECORD, accountant.clients[0].most)], accountant.conditions
+    statistics, evaluation = (
+        ([Charge(EVERY_RECORD, [((counting.release(epsilon, 1e-5, lists_names=names),), 1)])], Conditions())
+        for epsilon, names in ((0.5, True), (0.3, False))
+    )
+    orders = [statistics, run, evaluation], [evaluation, statistics, run]
+    spent = [composed(order, Budget(1.0, 1e-5))[0] for order in orders]
+    assert [f"{each:.3f}" for each in spent] == ["0.898", "0.909"]
+
+
+def test_an_evaluation_of_another_model_comes_before_a_run(tmp_path):
+    """It was composed as if it came after, where it counts for less."""
+    parties = Parties(tmp_path, small_spec(**SUMS, local_steps=1))
+    party = parties.node("ann", target=Budget(1.0, 1e-5))
+    old, new = (replace(agreement_of(parties, parties.spec), run=name) for name in ("old", "new"))
+    for purpose, trained, epsilon in (("evaluation", old, 0.3), ("statistics", None, 0.5)):
+        shared = {"federation": old.federation, "spec": old.spec, "names": old.names, "sizes": old.sizes}
+        asked_for = {"purpose": purpose, "epsilon": epsilon, "delta": 1e-5, "trained": trained}
+        terms = StatisticsTerms(run=purpose, **shared, **asked_for)
+        (party.folder / "runs" / purpose).mkdir(parents=True)
+        terms.save(party.folder / "runs" / purpose)
+    survey, evaluation = (counting.release(0.5, 1e-5), counting.release(0.3, 1e-5, lists_names=False))
+
+    def found(run):
+        return [[look[0].participations[0][0][0] for look, _ in part] for part in party._looks(None, run)]
+
+    assert found(old) == [[survey], [evaluation]]
+    assert found(new) == [[survey, evaluation], []]
+
+
 def test_statistics_after_a_training_count_with_it(tmp_path):
     """Under --epsilon 1 a party accepted a training at ε = 1, and then statistics at ε = 1."""
     parties = Parties(tmp_path, small_spec(**SUMS, local_steps=1))
@@ -136,3 +180,33 @@ def test_statistics_after_a_training_count_with_it(tmp_path):
     assert asked(parties, party, "schema", "c" * 16, 1.0, kind="terms", terms=terms).kind == "accepted"
     assert asked(parties, party, "statistics", "d" * 16, 1.0).fields == {"why": REFUSALS["terms"]}
     assert "above its own target" in str(party.refusal)
+    # Nor if the owner has approved another training since, which has not begun.
+    record_approval(party.folder, replace(agreement_of(parties, parties.spec), run="e" * 16), "test")
+    assert asked(parties, party, "statistics", "d" * 16, 1.0).fields == {"why": REFUSALS["terms"]}
+
+
+@pytest.mark.parametrize(
+    ("colluders", "options", "approved"), [(0, [], False), (2, [], True), (0, ["--test"], True)]
+)
+def test_what_nobody_reads_has_no_warning(parties, monkeypatch, colluders, options, approved):
+    """The server says how many parties may collude with it. Where it said 0, `--yes --epsilon 1` approved noise
+    that is enough in a sum of four, and one colluding party shows the server an upload: ε = 2.16."""
+    spec = small_spec(**{**SUMS, "privacy.colluders": colluders}, local_steps=1)
+    agreement = agreement_of(parties, spec)
+    experiment = agreement.experiment()
+    accountant = agreement.accountant(experiment).of([0])
+    assert accountant.proven("sum").value <= 1.0
+    assert accountant.proven("upload").value > 1.2
+    answers = []
+
+    def join(*given, approve, **more):
+        answers.append(approve(agreement, experiment))
+        return joining.JoinOutcome("ann", 0, None, [])
+
+    monkeypatch.setattr(joining, "join", join)
+    monkeypatch.setattr(federations, "_term_as_interrupt", lambda: None)
+    folder = parties.folder / "keys" / "parties" / "ann"
+    asked = ["join", "--data", "ann.csv", "--federation", str(folder), "--yes", "--epsilon", "1", *options]
+    result = CliRunner().invoke(app, asked)
+    assert answers == ["--yes"] * approved
+    assert ("approves no agreement with a warning" in str(result.exception)) != approved

@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 
 from dither import data
+from dither.accounting import compress
+from dither.accounting.ledger import Budget, Charge, composed
+from dither.accounting.ledger.runs import EVERY_RECORD
 from dither.errors import ConfigError, DataError, FederationError
-from dither.federation.agreement import Agreement, PartyData, federated_spec
+from dither.federation.agreement import Agreement, PartyData, collusion_notes, federated_spec
 from dither.federation.server import load_evaluation_data
+from dither.privacy.sampling import planned_cohorts
 from dither.spec import Spec
-from dither.types import epsilon_text
+from dither.types import RoundInfo, epsilon_text
 from tests.federation.parties import small_spec
 
 SCHEMA = data.Schema(
@@ -112,6 +116,43 @@ def test_the_owner_is_shown_what_the_ledger_charges(local_steps, credited):
     shown = [text for what, text in agreed.describe("ann", experiment) if what == "proven ε" and "sums of" in text]
     assert ["at most " + epsilon_text(charged.proven("sum").value) in text for text in shown] == [True]
     assert (charged.proven("sum").value < charged.proven("upload").value) == credited
+
+
+def test_the_owner_is_shown_what_one_record_costs_where_whole_clients_are_protected():
+    """DP-FedAvg: the ε of a whole client was shown, 979, and 3615 was charged for one record. Its uploads carry no
+    noise of the party's."""
+    spec = small_spec("dp-fedavg", randomness="os")
+    agreed = agreement(spec=federated_spec(spec, 4, "wards"), sizes=(100,) * 4)
+    experiment = agreed.experiment()
+    accountant = experiment.accountant(agreed.lacking(experiment.plan))
+    rounds = [accountant.ledger_releases(RoundInfo(index, 0, 100, 4)) for index in range(3)]
+    terms = Budget(1.0, spec.privacy.delta, "final")
+    charged, _ = composed([([Charge(EVERY_RECORD, compress(rounds))], accountant.conditions)], terms)
+    assert charged > 3 * accountant.proven("final").value
+    shown = agreed.describe("ann", experiment)
+    (final,) = [text for what, text in shown if what == "proven ε" and "final model" in text]
+    assert f"at most {epsilon_text(charged)} " in final
+    assert "numbers as they are, readable by the server" in dict(shown)["what leaves"]
+
+
+def test_the_owner_is_warned_of_cohorts_that_the_server_can_choose():
+    """A third of a cohort may collude, and a third of all parties do: of 12 parties, 4. A server that looks for a
+    seed finds one with which more than the third of 6 are in every cohort of a party."""
+    values = {"secagg.mode": "real", "num_clients": 12, "num_rounds": 6, "privacy.colluders": -1}
+    notes = {}
+    for size in (6, 12):
+        spec = federated_spec(small_spec(**values, cohort_size=size), 12, "wards")
+        notes[size] = collusion_notes(spec)[1]
+    assert spec.colluders == 4
+    assert not notes[12]
+    assert "a third of all parties, 4, collude with it" in notes[6]
+
+    def met(seed):
+        drawn = planned_cohorts(seed, np.arange(6), 12, 6)
+        return [len({1, 2, 3, 4} & set(cohort.tolist())) for cohort in drawn if 0 in cohort]
+
+    found = next(seed for seed in range(1000) if len(met(seed)) >= 3 and min(met(seed)) > 2)
+    assert found == 11
 
 
 def test_every_part_of_the_terms_is_in_their_digest():

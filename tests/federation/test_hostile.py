@@ -201,6 +201,10 @@ def test_terms_with_settings_of_a_simulation_are_refused(hostile, change):
         "ann", "terms", {"terms": {**hostile.agreement.to_dict(), "run": "new", "spec": spec.to_dict()}}
     )
     assert "never runs with" in why(answer)
+    shared = {key: hostile.agreement.to_dict()[key] for key in ("format", "federation", "names", "sizes")}
+    counted = {"purpose": "statistics", "epsilon": 1.0, "delta": 1e-5, "trained": None, "run": "newer"}
+    answer = hostile.ask("ann", "statistics", {"terms": {**shared, **counted, "spec": spec.to_dict()}})
+    assert "never runs with" in why(answer)
 
 
 @pytest.mark.parametrize("run", ["../../other", "", "a/b", "."])
@@ -273,6 +277,8 @@ def test_a_node_that_has_lost_its_memory_does_not_go_on(hostile):
     (hostile.store("ann") / "pending.npz").unlink()
     hostile.restart("ann")
     assert "its upload is lost" in why(hostile.round("ann", hostile.announce(range(4))))
+    # Nor does it go on with its state of the beginning: under shuffled epochs it would use the same batches again.
+    assert "its upload is lost" in why(hostile.round("ann", hostile.announce(range(4), round=1), round=1))
     assert hostile.charged("ann") == [0]
 
 

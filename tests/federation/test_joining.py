@@ -79,3 +79,6 @@ def test_an_agreement_that_nobody_reads_needs_a_limit(tmp_path, table):
     ledger = Ledger(book)
     ledger.set_budget(data_id(ledger, path=str(table)), Budget(1.0, 1e-5))
     assert "127.0.0.1:1" in stops(unread=True)
+    # A budget for outsiders says nothing of what the server may see.
+    ledger.set_budget(data_id(ledger, path=str(table)), Budget(1.0, 1e-5, "final"), raising=True)
+    assert "say how much it may cost" in stops(unread=True)

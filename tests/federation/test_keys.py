@@ -173,6 +173,14 @@ def test_the_fingerprint_covers_the_certificate_authorities(joined, tmp_path):
     assert forged.fingerprint != honest.fingerprint
 
 
+def test_two_lists_with_one_fingerprint_are_out_of_reach(joined):
+    """An organiser who shows each party a list of its own looks for two lists that agree in what parties compare:
+    of 128 bits, 2^64 hashes find them."""
+    _, homes = joined
+    shown = keys.Keyring.load(homes["ann"]).fingerprint
+    assert 4 * len(shown.replace(" ", "")) >= 192
+
+
 @pytest.mark.parametrize("name", ["eve\nfingerprint: 0000 0000\x1b[8m", "(server)", "../eve"])
 def test_no_name_in_an_invitation_forges_what_is_shown(joined, monkeypatch, name):
     """The organiser signs it, and has every program of its own: what `accept` prints must still be the fingerprint

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
@@ -143,7 +143,9 @@ def join(
             table = [{"what": what, "agreement": value} for what, value in rows]
             common.print_table(table, title="What you are asked to agree to")
         before = approved_digest(federation, agreement.purpose)
-        return _approval(agreement.digest, before, yes=yes, named=approve, silent=not asked.text)
+        warnings = [value for what, value in rows if what == "WARNING" and not test]
+        silent = not asked.text
+        return _approval(agreement.digest, before, yes=yes, named=approve, silent=silent, warnings=warnings)
 
     with common.on_interrupt("run the same command to continue"):
         result = joining.join(
@@ -186,14 +188,21 @@ def _notes() -> Callable[[str], None]:
     return say
 
 
-def _approval(digest: str, before: str | None, *, yes: bool, named: str, silent: bool) -> str:
+# reason: the agreement, what its owner is warned of, and the ways to approve it
+def _approval(
+    digest: str, before: str | None, *, yes: bool, named: str, silent: bool, warnings: Sequence[str] = ()
+) -> str:
     """How the owner approves the agreement with this digest (`before`: one approved earlier), or
-    FederationError."""
+    FederationError. What has a warning must be read."""
     if named:
         if named == digest:
             return "--approve"
         raise FederationError(f"the agreement has digest {digest[:16]}, --approve names {named[:16]}")
     if yes:
+        if before is None and warnings:
+            raise FederationError(
+                f"--yes approves no agreement with a warning: {warnings[0]}; read it, and use --approve {digest}"
+            )
         if before is None:
             return "--yes"
         raise FederationError(

@@ -13,6 +13,7 @@ leave as a list, which the noise on their counts covers.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -25,6 +26,7 @@ import jax
 import numpy as np
 
 from dither import data, methods, models
+from dither.accounting.accountant import Accountant
 from dither.errors import DamagedFile, DataError, FederationError, SpecError
 from dither.experiment import build, counting
 from dither.experiment.counting import PURPOSES
@@ -212,12 +214,15 @@ class Agreement(Terms):
         require(small, f"has {len(widths)} hidden layers of up to {widest}: too large a model")
         parameters = models.count_params(jax.eval_shape(self.model().init, jax.random.key(0)))
         batch = max(self.sizes) if spec.batch_sampling in ("full", "poisson-full") else spec.batch_size
+        # Coins, or the order of an epoch, are drawn for as many records as the largest party has.
+        epochs = 2 + spec.local_steps // max(min(self.sizes) // max(spec.batch_size, 1), 1)
+        draws = {"poisson": spec.local_steps, "shuffled": epochs, "disjoint": 1}.get(spec.batch_sampling, 0)
         for what, amount, limit in (
             ("parameters", parameters, _MOST_PARAMETERS),
             ("places in cohorts", spec.num_rounds * spec.cohort_size, 1e7),
             ("local steps", spec.num_rounds * spec.local_steps, 1e7),
             ("different targets", len(set(spec.privacy.epsilons)), 100),  # each is calibrated for
-            ("records in a round", spec.local_steps * batch, 1e9),
+            ("records in a round", max(spec.local_steps * batch, draws * max(self.sizes)), 1e9),
             ("numbers in a batch's gradients", batch * parameters, 2.0**34),
             ("operations", spec.num_rounds * spec.local_steps * batch * parameters, _MOST_WORK),
         ):
@@ -236,6 +241,13 @@ class Agreement(Terms):
         the party itself sees to it that enough others are in the sum. In the open no other's noise hides an
         upload. Nor in a sum of floats: a server that broadcasts 2^40 to the others rounds all their noise away."""
         return self.may_lack if sums_integers(plan) else self.spec.cohort_size - 1
+
+    def accountant(self, experiment: build.Experiment) -> Accountant:
+        """The ε of a party as its ledger charges it: for one record, also where whole clients are protected."""
+        accountant = experiment.accountant(self.lacking(experiment.plan))
+        if experiment.plan.per_client:
+            return Accountant(accountant.plan, accountant.ledger_releases)
+        return accountant
 
     def experiment(self) -> build.Experiment:
         """The method made ready, by public facts alone: no record is needed to know what runs."""
@@ -291,17 +303,22 @@ class Agreement(Terms):
             ("rounds", f"{len(experiment.cohorts)}, you take part in {len(mine)} of them"),
             ("in a round", f"{spec.local_steps} steps on batches of {spec.batch_size} ({spec.batch_sampling})"),
         ]
+        # What the server passes to files of the owner's.
+        own = {"method": code.is_approved(spec.method) and spec.method_options, "model": spec.model.options}
+        what += [(f"{name} options", json.dumps(dict(options))) for name, options in own.items() if options]
         leaves: Rows = []
         if spec.data.transform != "none":
             rule = "computed here from each record by a fixed public rule"
             leaves.append(("features", f"{spec.data.transform}, {rule}"))
-        sent = "numbers with your noise, readable by the server"
+        noise = self._noise_words(experiment, number, mine)
+        carried = "as they are" if noise.startswith("NONE") else "with your noise"
+        sent = f"numbers {carried}, readable by the server"
         if spec.aggregation != "off":
             least = build.least_clients(spec)
             sent = f"masked integers; the server learns sums of at least {least} parties, nobody's alone"
         leaves.append(("what leaves", f"in each of your rounds {experiment.num_params:,} {sent}"))
-        cost = [("your noise", self._noise_words(experiment, number, mine))]
-        accountant = experiment.accountant(self.lacking(experiment.plan))  # as the ledger charges it
+        cost = [("your noise", noise)]
+        accountant = self.accountant(experiment)
         if spec.privacy.epsilons:
             accountant = accountant.of([number])
             weight = float(experiment.plan.hyper["client_weight"][number])
@@ -609,10 +626,15 @@ def collusion_notes(spec: Spec) -> tuple[str, str]:
         f"parties "
         f"of a round; {build.least_clients(spec)} of them must answer"
     )
-    if spec.cohort_size < spec.num_clients:
-        words += "; the seed, which the server chose, decides who meets in a round"
+    everyone = default_colluders(spec.num_clients)
     if spec.colluders >= max(default_colluders(spec.cohort_size), 1):
-        return words, ""
+        if spec.cohort_size == spec.num_clients or spec.colluders >= everyone:
+            return words, ""
+        return (
+            words,
+            "the seed, which the server chose, decides who meets in a round: if a third of all parties, "
+            f"{everyone}, collude with it, they can be most of your cohorts; let all take part in every round",
+        )
     together = f"the server and {spec.colluders + 1} of the parties together can read the others' uploads"
     if spec.cohort_size == 2:
         return words, f"{together}: two parties cannot be safe from each other"

@@ -101,7 +101,7 @@ def join(
             nodes = len(party.keyring.parties)
             fleet.serve(where, party.answer, until=over, patience=patience, idle=idle, nodes=nodes, say=say)
     if structured and isinstance(party.refusal, DataError):
-        raise FederationError(f"the records do not fit the agreement: {_ELSEWHERE}")
+        raise FederationError(f"the records do not fit the agreement, or could not be read: {_ELSEWHERE}")
     if party.refusal is not None:
         raise party.refusal
     agreed = ("delta", "view", "adjacency") if party.privacy is not None else ()

@@ -91,8 +91,9 @@ class Keyring:
     def fingerprint(self) -> str:
         """For people to compare over the telephone: who belongs to the federation, with which keys, and who
         certifies its server."""
+        # 192 bits: an organiser who wants two lists with one fingerprint must try 2^96, not 2^64.
         digest = hashlib.sha256(canonical(self.to_dict())).hexdigest()
-        return " ".join(digest[at : at + 4] for at in range(0, 32, 4))
+        return " ".join(digest[at : at + 4] for at in range(0, 48, 4))
 
     @classmethod
     def load(cls, folder: Path) -> Keyring:
@@ -337,8 +338,8 @@ def accept(folder: Path, invitation: Path) -> tuple[Keyring, Keyring | None]:
         renamed = [each for each in changed if any(each == other.name for other in keyring.parties)]
         if renamed:
             raise FederationError(f"{str(invitation)!r} changes the keys of {', '.join(renamed)}; ask them why")
+    write_text(folder / "ca.pem", saved["ca"])  # first: a folder with a list of members has its CA
     write_checked(folder / "federation.json", keyring.to_dict())
-    write_text(folder / "ca.pem", saved["ca"])
     return keyring, before
 
 

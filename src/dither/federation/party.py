@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -88,6 +88,7 @@ REFUSALS = {
 }
 
 
+_ANSWERS = "answers.json"  # of statistics, beside their terms
 _TERMS: dict[str, type[Terms]] = {"terms": Agreement, "statistics": StatisticsTerms}  # by the kind of message
 
 
@@ -133,8 +134,10 @@ class Party:
 
     @property
     def limited(self) -> bool:
-        """Whether its owner has said how much may be spent, or that nothing is to be protected."""
-        return self._seeded or self._target is not None or self.ledger.budget(self.dataset) is not None
+        """Whether its owner has said how much the server may learn, or that nothing is to be protected."""
+        budget = self.ledger.budget(self.dataset)
+        held = budget is not None and budget.view in ("upload", "sum")  # other views are those of outsiders
+        return self._seeded or self._target is not None or held
 
     @property
     def privacy(self) -> PrivacySpec | None:
@@ -157,11 +160,11 @@ class Party:
             kind, fields, arrays = self._handle(message)
         except Exception as error:
             # What is no error of Dither's is a fault of ours: it ends nothing, and shows the server nothing.
-            fault = FederationError(f"unforeseen {type(error).__name__}: {error}")
+            fault = DataError(f"unforeseen {type(error).__name__}: {error}")
             reason = error if isinstance(error, DitherError) else fault
             # It may quote the server, which must not write to the owner's terminal as it likes.
             reason.args = (messages.printable(str(reason)),)
-            local = LOCAL if isinstance(error, DataError) else ""  # it may quote a cell
+            local = LOCAL if isinstance(reason, DataError) else ""  # it may quote a cell
             self.say(f"{local}refused: {' '.join(str(reason).split())}")
             if asked in _TERMS:
                 self.refusal = reason
@@ -218,11 +221,11 @@ class Party:
             raise FederationError(
                 f"run {terms.run[:8]} has another agreement already; a new agreement needs a new run"
             )
-        approved = approved_digest(self.folder, terms.purpose) == terms.digest
-        answer = "" if approved else self._approve(terms, experiment)
+        if approved_digest(self.folder, terms.purpose) != terms.digest:
+            # On disk before a record is read: whether the records fit a schema is for one approved agreement, not
+            # for as many "first" ones as a server likes to try.
+            record_approval(self.folder, terms, self._approve(terms, experiment))
         run = self._made_ready(terms, experiment)
-        if not approved:
-            record_approval(self.folder, terms, answer)
         terms.save(run.store.path)
         self._runs[type(terms)] = run
         self.say(f"taking part in run {terms.run[:8]}: {terms.purpose or f'training, as client {run.client}'}")
@@ -259,14 +262,14 @@ class Party:
         agreed, held = terms.sizes[terms.number(self.name)], terms.counted(self.source.count)
         if agreed != held:
             raise FederationError(f"the agreement counts {agreed} records here; this party holds {held}")
+        if federated_spec(terms.spec, len(terms.names), terms.spec.data.name) != terms.spec:
+            raise FederationError("the agreement has settings that a federation never runs with")
         if isinstance(terms, StatisticsTerms):
             if terms.trained is not None and approved_digest(self.folder) != terms.trained.digest:
                 raise FederationError("the model to evaluate was trained under an agreement not approved here")
             self._check_counted(terms)
         if not isinstance(terms, Agreement):
             return None
-        if federated_spec(terms.spec, len(terms.names), terms.spec.data.name) != terms.spec:
-            raise FederationError("the agreement has settings that a federation never runs with")
         terms.encode(self.source, empty=True)  # a file of another kind, or with other columns, is refused
         experiment = terms.experiment()
         if experiment.plan.assumed:
@@ -284,13 +287,15 @@ class Party:
             return
         view = "sum" if sums_integers(experiment.plan) else "upload"
         delta = agreement.spec.privacy.delta
-        accountant = experiment.accountant(agreement.lacking(experiment.plan)).of([agreement.number(self.name)])
-        row, (before, after) = accountant.proven(view), self._looks(counted)
+        accountant = agreement.accountant(experiment).of([agreement.number(self.name)])
+        row, (before, after) = accountant.proven(view), self._looks(counted, agreement)
         value = row.value
         if before or after:
             run = [Charge(EVERY_RECORD, accountant.clients[0].most)]
             terms = self._target._replace(delta=delta, view=view, adjacency=experiment.plan.adjacency)
-            value = composed([*before, (run, accountant.conditions), *after], terms)[0]
+            # The order counts: models of other runs may have been evaluated before or after the surveys.
+            orders = [[*first, (run, accountant.conditions), *after] for first in (before, before[::-1])]
+            value = max(composed(order, terms)[0] for order in orders[: max(len(before), 1)])
         kind = "assumes" if row.assumed else "proves"
         whom = f"against a server that sees {'sums' if view == 'sum' else 'its uploads'}"
         whom += ", with what was counted here," * bool(before or after)
@@ -299,10 +304,10 @@ class Party:
         )
 
     def _check_counted(self, terms: StatisticsTerms) -> None:
-        """The same for what is to be counted: by itself, and with the run that it scores or that came before."""
+        """The same for what is to be counted: by itself, and with each run that it scores or that came before."""
         if self._target is None:
             return
-        if (trained := terms.trained or approved_agreement(self.folder)) is not None:
+        for trained in [terms.trained] if terms.trained else _agreements(self.folder):
             self._check_target(trained, trained.experiment(), terms)
         before, after = self._looks(terms)
         value, _ = composed([*before, *after], self._target._replace(delta=terms.delta))
@@ -310,15 +315,15 @@ class Party:
             value, terms.delta, f"proves ε = {epsilon_text(value, digits=4)}", "with what was counted here before"
         )
 
-    def _looks(self, more: StatisticsTerms | None) -> tuple[list[Look], list[Look]]:
-        """What was counted here under terms that the owner approved, and what is asked now: before a run, and of
-        the model that it made."""
+    def _looks(self, more: StatisticsTerms | None, run: Agreement | None = None) -> tuple[list[Look], list[Look]]:
+        """What was counted here under terms that the owner approved, and what is asked now: before a run (surveys
+        first), and of the model that it made."""
         saved = [StatisticsTerms.load(path, PARTY_ADVICE) for path in sorted((self.folder / "runs").glob("*"))]
         every = {terms.digest: terms for terms in (*saved, more) if terms is not None}
         looks: tuple[list[Look], list[Look]] = [], []
-        for terms in every.values():
+        for terms in sorted(every.values(), key=lambda terms: terms.trained is not None):
             look = [Charge(EVERY_RECORD, [((terms.release,), 1)])], Conditions()
-            looks[terms.trained is not None].append(look)
+            looks[run is not None and terms.trained == run].append(look)
         return looks
 
     def _within_target(self, value: float, delta: float, said: str, whom: str) -> None:
@@ -452,10 +457,10 @@ class _Counting(_PartyRun):
     def __init__(self, party: Party, terms: StatisticsTerms) -> None:
         super().__init__(party, terms)
         self._say, self._source = party.say, party.source
-        self._columns: Columns | None = None
+        self._columns: tuple[bytes, Columns] | None = None  # and the digest of the model that scored them
         self._mu, self._slip = counting.mu_and_slip(terms.epsilon, terms.delta, lists_names=terms.lists_names)
         self._words = terms.words(self.client)
-        self._check_remembered(self._charged() <= {int(number) for number in self._answers()})
+        self._check_remembered(self._charged() <= set(map(int, self._answers())))
         self._session = self._secagg_session(party, terms.rules)
         if terms.lists_names:  # those of the columns are public
             self.facts = {"columns": [str(name) for name in self._source.frame().columns]}
@@ -486,16 +491,13 @@ class _Counting(_PartyRun):
             if index < 0 or any(int(number) > index for number in answers):
                 raise FederationError(f"question {index} is over")
             left = 1.0 - sum(each["share"] for number, each in answers.items() if number != str(index))
-            if self._columns is None:
-                self._columns = Columns(self._table(leaves))
-            saved = answers[str(index)] = {"question": digest, "share": question.share, "answer": None}
-            self._save(answers)
-            self._charge(index)
-            institution = Institution(self._columns, self._mu, self._slip, self._words)
+            saved = {"question": digest, "share": question.share, "answer": None}
+            self._charge(index, answers, saved)
+            institution = Institution(self._table(leaves), self._mu, self._slip, self._words)
             institution.left = left
             listed = question.kind == NAMES
             saved["answer"] = institution.names(question) if listed else institution.answer(question).tolist()
-            self._save(answers)
+            self._save({**answers, str(index): saved})
         return list(saved["answer"])
 
     def _model(self, message: messages.SignedMessage) -> list[np.ndarray]:
@@ -505,12 +507,18 @@ class _Counting(_PartyRun):
         shapes = jax.tree.leaves(jax.eval_shape(self.agreement.trained.model().init, jax.random.key(0)))
         return message.model([(leaf.shape, leaf.dtype) for leaf in shapes])
 
-    def _table(self, leaves: list[np.ndarray]) -> pd.DataFrame:
-        """The party's table; for an evaluation, what the broadcast model says of the records that training left
-        out. The owner hears the exact score."""
-        trained = self.agreement.trained
-        if trained is None:
-            return self._source.frame()
+    def _table(self, leaves: list[np.ndarray]) -> Columns:
+        """What is counted. It is kept for the next question; for another model it is made anew, since all parties
+        of a sum were asked about the same."""
+        model = messages.asked_digest(leaves)
+        if self._columns is None or self._columns[0] != model:
+            trained = self.agreement.trained
+            table = self._source.frame() if trained is None else self._scored(trained, leaves)
+            self._columns = model, Columns(table)
+        return self._columns[1]
+
+    def _scored(self, trained: Agreement, leaves: list[np.ndarray]) -> pd.DataFrame:
+        """What the broadcast model says of the records that training left out. The owner hears the exact score."""
         x, y = trained.encode(self._source, held_out=True)
         model = trained.model()
         structure = jax.tree.structure(jax.eval_shape(model.init, jax.random.key(0)))
@@ -519,20 +527,35 @@ class _Counting(_PartyRun):
         self._say(f"{LOCAL}on {len(scored):,} of your records that training left out, {_own(scored)}")
         return scored
 
-    def _charge(self, index: int) -> None:
-        """Everything that the terms allow, with the first question; later ones leave a mark."""
+    def _charge(self, index: int, answers: Mapping[str, Any], intent: Mapping[str, Any]) -> None:
+        """Everything that the terms allow, with the first question; later ones leave a mark. The intent is on disk
+        before. A question that the ledger holds and this folder does not was answered by a copy of the folder, or
+        before it was restored: it must not be answered again, with fresh noise and without a charge."""
+        known = self._ledger.charged(self._account, self._dataset)
+        starts = {start for start, _ in known}
+        self._check_remembered(starts <= set(map(int, answers)))
+        if index in starts:
+            return
+        self._save({**answers, str(index): intent})
         whole = [Charge(EVERY_RECORD, [((self.agreement.release,), 1)])]
-        first = not self._ledger.is_registered(self._dataset, self._account)
-        charges, rounds = whole if first else [Charge(EVERY_RECORD, [])], (index, index + 1)
-        self._ledger.charge(self._account, self._dataset, charges, rounds=rounds, plan=lambda: whole)
+        if not self._ledger.charge(
+            self._account,
+            self._dataset,
+            [Charge(EVERY_RECORD, [])] if known else whole,
+            rounds=(index, index + 1),
+            plan=lambda: whole,
+            on_top_of=known,
+        ):
+            self._save({number: each for number, each in answers.items() if number != str(index)})
+            self._check_remembered(False)  # the copy was faster
 
     def _answers(self) -> dict[str, Any]:
-        path = self.store.path / "answers.json"
+        path = self.store.path / _ANSWERS
         answers: dict[str, Any] = read_checked(path, PARTY_ADVICE)["answers"] if path.is_file() else {}
         return answers
 
     def _save(self, answers: Mapping[str, Any]) -> None:
-        write_checked(self.store.path / "answers.json", {"answers": dict(answers)})
+        write_checked(self.store.path / _ANSWERS, {"answers": dict(answers)})
 
 
 class _Training(_PartyRun):
@@ -544,7 +567,7 @@ class _Training(_PartyRun):
         super().__init__(party, agreement)
         self.experiment, (x, y) = experiment, agreement.encode(party.source)
         self._check_memory()
-        accountant = experiment.accountant(missing=agreement.lacking(experiment.plan))
+        accountant = agreement.accountant(experiment)
         self._conditions, self._releases = accountant.conditions, accountant.ledger_releases
         secret = None
         if agreement.spec.randomness == "os":
@@ -556,15 +579,28 @@ class _Training(_PartyRun):
 
     def _check_memory(self) -> None:
         """A run continues only with its memory, and with the records and the ledger that know of its charges."""
-        newest, charged = self.store.load(ChargedRound), self._charged()
+        newest, charged = self._check_charged()
         if newest is not None and newest.outcome and newest.round not in charged:
             raise FederationError(
                 f"run {self.agreement.run[:8]} began with other records or another ledger: "
                 "bring those back, or start a new run"
             )
-        self._check_remembered(max(charged, default=-1) <= (-1 if newest is None else newest.round))
         if newest is not None and self.agreement.spec.randomness == "os":
             self._check_remembered(self.store.has_secret())
+
+    def _check_charged(self) -> tuple[ChargedRound | None, set[int]]:
+        """The newest round that this folder knows of, and all that the ledger holds: none is newer."""
+        newest, charged = self.store.load(ChargedRound), self._charged()
+        self._check_remembered(max(charged, default=-1) <= (-1 if newest is None else newest.round))
+        return newest, charged
+
+    def _check_order(self) -> None:
+        """A model is evaluated after its training: in that order a party's target was checked, and the order of
+        releases counts in their ε."""
+        for path in self.store.path.parent.glob("*"):
+            terms = StatisticsTerms.load(path, PARTY_ADVICE) if (path / _ANSWERS).is_file() else None
+            if terms is not None and terms.trained == self.agreement:
+                raise FederationError("its model was evaluated before this training began: start a new run")
 
     # Rounds
 
@@ -597,9 +633,10 @@ class _Training(_PartyRun):
         here = max(-1 if before is None else before.round, -1 if newest is None else newest.round)
         if here > index:
             raise FederationError(f"round {index} is over: this party is at round {here}")
+        if newest is not None and newest.outcome == COMPUTED and newest.round != (before and before.round):
+            # Nor does a later one begin: the client's state is lost with it, and which batches were used.
+            raise FederationError(f"round {newest.round} was computed before, and its upload is lost")
         if newest is not None and newest.round == index and newest.outcome:
-            if newest.outcome == COMPUTED:
-                raise FederationError(f"round {index} was computed before, and its upload is lost")
             raise ClientRefused(newest.outcome)
 
     def _broadcast(self, message: messages.SignedMessage) -> list[np.ndarray]:
@@ -649,9 +686,11 @@ class _Training(_PartyRun):
 
     def _charge(self, index: int) -> None:
         """Charge a round once, before it is computed. An intent without an upload was charged; nothing left."""
-        newest = self.store.load(ChargedRound)
-        if newest is not None and newest.round == index and index in self._charged():
+        newest, charged = self._check_charged()
+        if newest is not None and newest.round == index and index in charged:
             return
+        if not charged:
+            self._check_order()
         self.store.save(ChargedRound(index, ""))
         self._ledger.charge(
             self._account,
@@ -685,14 +724,16 @@ def _saved_terms(folder: Path) -> Terms | None:
     return next((terms for terms in found if terms is not None), None)
 
 
+def _agreements(folder: Path) -> Iterator[Agreement]:
+    """The agreements on trainings that this party has accepted."""
+    found = (Agreement.load(path, PARTY_ADVICE) for path in sorted((folder / "runs").glob("*")))
+    return (agreement for agreement in found if agreement is not None)
+
+
 def approved_agreement(folder: Path) -> Agreement | None:
     """The agreement that the owner of this party's folder approved last."""
     digest = approved_digest(folder)
-    for path in sorted((folder / "runs").glob("*")) if digest else []:
-        agreement = Agreement.load(path, PARTY_ADVICE)
-        if agreement is not None and agreement.digest == digest:
-            return agreement
-    return None
+    return next((each for each in _agreements(folder) if each.digest == digest), None) if digest else None
 
 
 def session_id(agreement: Terms) -> bytes:

@@ -11,6 +11,7 @@ per-example gradients without forming those gradients.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -322,6 +323,10 @@ def _own_model(spec: ModelSpec, num_features: int, num_classes: int, image_shape
         file, factory = named
         module = code.module_of_content(file, code.file_content(file), (factory,), "model file")
         source = getattr(module, factory)
+        # An agreement names the factory and its arguments: what an approved file imports was not approved.
+        imported = inspect.isroutine(source) or isinstance(source, type)
+        if imported and getattr(source, "__module__", "") != module.__name__ and code.is_approved(file):
+            raise SpecError(f"{factory!r} is not defined in {file!r}, which was approved: define the model there")
     shape = adapters.Shape(tuple(image_shape) or (num_features,), num_classes or 1)
     try:
         model = adapters.adapted(source, shape, spec.options)

@@ -1,0 +1,152 @@
+"""Two copies of one party's folder on its machine: a backup that was put beside the original, or one that is put
+in its place while the party runs. Both have the party's keys and its ledger, and the server asks each of them."""
+
+import shutil
+
+import pytest
+
+from dither.accounting.ledger import Ledger
+from dither.experiment.counting import Question
+from dither.federation import messages, state
+from dither.federation import party as party_module
+from dither.federation.agreement import PartyData, StatisticsTerms
+from dither.federation.party import REFUSALS, Party
+from tests.federation.parties import Parties, small_spec
+from tests.federation.test_hostile import Enrolled, Hostile, stop
+from tests.federation.test_statistics import Clinics
+
+AGE = Question("histogram", ("age",), 0.5, ((0.0, 128.0),), bins=4)
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """Statistics to which all parties have agreed, with noise from the operating system."""
+    monkeypatch.setattr(messages, "_LOOK_SECONDS", 0.0)
+    clinics = Clinics(tmp_path, 40, **{"secagg.mode": "off", "randomness": "os"})
+    asking = clinics.asking((1.0, 1e-5))
+    asking.clinics = clinics
+    return asking
+
+
+def asked(server, party, index=0, question=AGE):
+    """The party's answer to a question, or why it refuses."""
+    fields = {"run": server.agreement.run, "round": index, "question": question.to_dict()}
+    body = server.mailbox._pack("ann", "question", fields, {})
+    answer = messages.unpack(
+        party.answer(body),
+        federation=party.keyring.id,
+        to=messages.SERVER,
+        keys={"ann": party.identity.public},
+        answers=messages.digest(body),
+    )
+    return answer.fields.get("why") or answer.array("upload").tolist()
+
+
+@pytest.fixture
+def copy(server):
+    """A copy that runs beside the original: both have looked at the ledger before anything is in it."""
+    folder = server.clinics.nodes["ann"].folder.with_name("copy")
+    shutil.copytree(server.clinics.nodes["ann"].folder, folder)
+    party = Party(
+        folder,
+        PartyData(server.clinics.file("ann")),
+        ledger=Ledger(server.clinics.folder / "ann.sqlite"),
+        approve=server.clinics.approve,
+    )
+    party._current(server.agreement.run)
+    return party
+
+
+def test_a_question_that_the_ledger_holds_is_not_answered_by_a_copy(server, copy):
+    """Charged once, it was answered twice, with fresh noise: the mean of both says more than was charged."""
+    original = server.clinics.nodes["ann"]
+    first = asked(server, original)
+    assert len(first) == 4
+    assert asked(server, copy) == REFUSALS["other"]
+    assert asked(server, copy, index=1) == REFUSALS["other"]  # nor anything later
+    assert asked(server, original) == first
+
+
+def test_of_two_copies_that_are_asked_at_once_one_answers(server, copy, monkeypatch):
+    """Both find that nobody was charged, and charge: the ledger takes one charge on top of nothing."""
+    monkeypatch.setattr(copy.ledger, "charged", lambda *_: asked(server, server.clinics.nodes["ann"]) and [])
+    assert asked(server, copy) == REFUSALS["other"]
+    monkeypatch.undo()
+    assert asked(server, copy) == REFUSALS["other"]  # nor afterwards
+    assert len(asked(server, server.clinics.nodes["ann"])) == 4
+
+
+def test_a_folder_that_is_put_back_while_the_party_runs_gives_no_second_answer(server):
+    party = server.clinics.nodes["ann"]
+    run = party.folder / "runs" / server.agreement.run
+    before = run.with_name("before")
+    shutil.copytree(run, before)
+    assert len(asked(server, party)) == 4
+    shutil.rmtree(run)
+    before.rename(run)
+    assert asked(server, party) == REFUSALS["other"]
+    assert asked(server, party, question=AGE._replace(bins=2)) == REFUSALS["other"]  # nor to another question
+
+
+def test_a_round_that_the_ledger_holds_is_not_computed_by_a_copy(tmp_path):
+    """It was charged again, but masked with the same stream."""
+    parties = Parties(tmp_path / "federation", small_spec(**{"secagg.mode": "real"}))
+    with pytest.raises(Enrolled):
+        parties.coordinator(on_event=stop).run()
+    hostile = Hostile(tmp_path / "copy", parties)
+    original = hostile.nodes["ann"]
+    shutil.copytree(original.folder, original.folder.with_name("second"))
+    copy = Party(
+        original.folder.with_name("second"),
+        original.source,
+        ledger=Ledger(hostile.folder / "ann.sqlite"),
+        approve=lambda agreement, experiment: "test",
+        seeded=True,
+        say=hostile.parties.said.append,
+    )
+    copy._current(hostile.agreement.run)
+    announcement = hostile.announce(range(4))
+    assert hostile.round("ann", announcement).kind == "upload"
+    hostile.nodes["ann"] = copy
+    answer = hostile.round("ann", announcement)
+    assert "does not remember" in answer.fields.get("why", "")
+    assert hostile.charged("ann") == [0]
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_party_killed_at_any_write_answers_once_and_is_charged_before(server, monkeypatch, after):
+    """Before or after each of the four: its intent, the charge, the answer, the record of what it released."""
+    left = [0]
+
+    def dying(write):
+        def write_or_die(*given, **more):
+            left[0] -= 1
+            if left[0] == 0 and not after:
+                raise Killed
+            found = write(*given, **more)
+            if left[0] == 0:
+                raise Killed
+            return found
+
+        return write_or_die
+
+    monkeypatch.setattr(party_module, "write_checked", dying(party_module.write_checked))
+    monkeypatch.setattr(state, "_append", dying(state._append))
+    monkeypatch.setattr(Ledger, "charge", dying(Ledger.charge))
+    question = AGE._replace(share=0.2)
+    for index in range(4):
+        left[0] = index + 1
+        with pytest.raises(Killed):
+            asked(server, server.clinics.node("ann"), index, question)
+        party = server.clinics.node("ann")
+        answer = asked(server, party, index, question)
+        assert len(answer) == 4
+        charged = party.ledger.charged(party._runs[StatisticsTerms]._account, party.dataset)
+        assert [start for start, _ in charged] == list(range(index + 1))
+        assert asked(server, server.clinics.node("ann"), index, question) == answer
+    (spent,) = server.clinics.spent("ann")
+    assert 0.99 < spent.epsilon <= 1.0
