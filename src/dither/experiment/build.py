@@ -371,8 +371,8 @@ def _encoding(experiment: Experiment) -> FixedPoint:
 
 
 def _uploads_cut(experiment: Experiment, *, noisy: bool = True) -> bool:
-    """Whether floats that carry noise may be cut, where they are encoded or else where they are sent: if all records
-    pull one way, and by eight deviations of the largest noise (if `noisy`). What is cut has lost noise that
+    """Whether floats that carry noise may be cut, where they are encoded or else where they are sent: if records
+    all pull one way, and by eight deviations of the largest noise (if `noisy`). What is cut has lost noise that
     others count on."""
     plan, stretch = experiment.plan, 1.0  # the longest batch over its divisor
     if plan.exact_sums or plan.discrete_noise:
