@@ -1,5 +1,4 @@
-"""Noise that float64 proves and float32 does not have: the compiled rounds would add none, or would add it to what has
-overflowed."""
+"""Noise that float64 proves and float32 does not have: the compiled rounds would add none, or add it to an ∞."""
 
 import numpy as np
 import pytest

@@ -546,9 +546,7 @@ def _method_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 _LEAST_FACTOR = 2.0**-100  # of a noise or a rate that falls over a run: float32 rounds what is below 2^-126 to 0
 _LEAST_CLIP = 1e-6  # beside it the squares that float32 loses do not count (docs/privacy.md, Totality)
-_LARGEST = (
-    2.0**60
-)  # of a rate or a clip: float32 ends at 2^128, and what overflows shows through any noise
+_LARGEST = 2.0**60  # of a rate or a clip: float32 ends at 2^128, and what overflows shows through any noise
 
 
 def _check_model(model: ModelSpec) -> None:
