@@ -654,6 +654,11 @@ def upload_unit(plan: PrivacyPlan) -> float:
     return smallest * plan.client_lr / (1 + plan.lr_decay * last) / plan.cohort_size
 
 
+def rounding(plan: PrivacyPlan) -> float:
+    """How much further apart the encoding for a secure sum may move two uploads, before a server's noise."""
+    return 0.0 if plan.aggregation == "off" else math.sqrt(plan.num_params) * 2.0**-plan.scale_bits
+
+
 def no_noise(plan: PrivacyPlan, unit: str = "run") -> types.Claim:
     """The claim of a run without noise."""
     return types.Claim(float("inf"), unit, plan.delta, "no noise")
