@@ -65,7 +65,7 @@ def one_record_each():
 
 
 def test_noise_below_a_step_of_the_encoding_hides_nobody_else():
-    """Proved at 0.95; a model that has moved by a step shows at least 2 (3.4 with 500 runs)."""
+    """Proved at 0.95; a model that has moved by a step shows at least 2 (3.0 with 500 runs)."""
     both = list(worlds(*one_record_each(), {"privacy.noise_std": NOISE, "client_lr": SMALL}))
     moved = [int(np.sum(np.asarray(state["out"]["w"])[:, 0, 0] >= STEP)) for state in after_a_round(both)]
     least, most = beta.ppf(1e-4, moved[0], RUNS - moved[0] + 1), beta.ppf(1 - 1e-4, moved[1] + 1, RUNS - moved[1])
