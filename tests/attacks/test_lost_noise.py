@@ -6,6 +6,7 @@ than a step of the encoding: the others send zeros, and the sum is the target's 
 
 import numpy as np
 import pytest
+from scipy.special import ndtr
 from scipy.stats import beta
 
 from dither import accounting
@@ -80,6 +81,25 @@ FINER = {"secagg.scale_bits": 28, "secagg.modulus_bits": 64}
 def test_noise_above_four_steps_counts(change):
     (experiment, _) = worlds(*one_record_each(), {"privacy.noise_std": NOISE, "client_lr": SMALL, **change})
     assert experiment.accountant().epsilon("sum") < 1 < experiment.accountant().epsilon("upload")
+
+
+@pytest.mark.parametrize(("std", "sound"), [(4.0, True), (0.2, False)])
+def test_a_sum_of_rounded_noise_hides_what_its_gaussian_hides(std, sound):
+    """By the exact law of three rounded uploads, wherever between two integers they are (docs/privacy.md, R6)."""
+    rng, integers = np.random.default_rng(0), np.arange(-60, 61)
+    excess = []
+    for _ in range(20):
+        starts, moved = rng.uniform(-0.5, 0.5, 3), rng.uniform(0.2, 3.0) * std
+
+        def law(first, starts=starts):
+            laws = [np.diff(ndtr((np.append(integers, 61) - 0.5 - at) / std)) for at in (first, *starts[1:])]
+            return np.convolve(np.convolve(laws[0], laws[1]), laws[2])
+
+        p, q = law(starts[0]), law(starts[0] + moved)
+        for epsilon in (0.0, 0.5, 1.0, 2.0):
+            shown = max(np.maximum(a - np.exp(epsilon) * b, 0).sum() for a, b in ((p, q), (q, p)))
+            excess.append(shown - accounting.gaussian_delta(epsilon, moved / (std * np.sqrt(3))))
+    assert (max(excess) < 1e-12) == sound
 
 
 def test_noise_is_not_set_for_a_sum_that_rounds_it_away():
