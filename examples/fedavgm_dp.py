@@ -32,6 +32,7 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
             noise_names=("noise_std",),
             own_epochs=True,
             weights=np.ones(plan.num_clients),  # alike, and only a factor follows the noise
+            upload_unit=local.upload_unit(plan),
         ),
         build=lambda hyper: with_momentum(averaging(hyper), hyper),
         claim=Claim(float("inf"), "run", plan.delta, "no claim"),

@@ -367,7 +367,7 @@ class PrivacyPlan(NamedTuple):
     round_numbers: tuple[int, ...] = ()  # of these rounds, where some were made twice; empty: 0, 1, 2, ...
     missing: int = 0  # clients that may lack in a sum: their noise counts as little as a colluder's
     noise_ratio: float = 0.0  # least over largest noise that clients add to the sum
-    uploads_cut: bool = False  # noisy uploads may reach the bound at which they are encoded for a secure sum
+    noise_lost: bool = False  # noisy uploads may be cut, or be rounded to steps that their noise does not exceed
     convex: bool = False
     smoothness: float | None = None
     not_covered: tuple[str, ...] = ()
@@ -384,11 +384,9 @@ class PrivacyPlan(NamedTuple):
 
     @property
     def noise_projected(self) -> bool:
-        """Whether uploads are projected onto a ball after their noise was added, or may be so long that they are
-        clamped (`clipping.REACH`, or the bound of a secure sum): then it protects the upload that carries it, and
-        no other one in a sum."""
-        cut = self.max_norm > 0 or self.uploads_cut or self.longest_upload >= 2.0**30
-        return cut and not self.discrete_noise
+        """Whether uploads are projected onto a ball after their noise was added, or may be cut or rounded so that
+        it is lost: then it protects the upload that carries it, and no other one in a sum."""
+        return (self.max_norm > 0 or self.noise_lost) and not self.discrete_noise
 
     @property
     def longest_upload(self) -> float:

@@ -213,6 +213,7 @@ def prepare(model, plan):
             hyper=local.gradient_hyper(plan, local.chosen_noise_std(plan, None)),
             noise_names=("noise_std",),
             weights=np.ones(plan.num_clients) if plan.options["stated"] else None,
+            upload_unit=local.upload_unit(plan),
         ),
         build=build,
         claim=Claim(float("inf"), "run", plan.delta, "no paper"),

@@ -55,6 +55,7 @@ GIVEN = {"privacy__noise": "given", "privacy__noise_std": 0.5, "privacy__adjacen
         ("cpfed", {"sampling_rate": 0.0}, "sampling rate is batch_size over the count"),
         ("cpfed", {"batch_sampling": "full", "sampling_rate": 0.0}, "full batches"),
         ("cpfed", {"local_steps": 2}, "longest batch"),
+        ("cpfed", {"privacy__clip_quantile": 0.5, "randomness": "os"}, "an adaptive clip is counted"),
         ("cpfed", {"data__split": "per-client"}, "how many records were pooled"),
         ("cpfed", {"data__part": "private", "data__public_fraction": 0.1}, "how many records were pooled"),
         ("concentrated", {}, "depend on the counts"),
@@ -72,12 +73,13 @@ def test_no_epsilon_under_add_remove_where_something_follows_a_count(method, cha
 
 @pytest.mark.parametrize("method", ["cpfed", "dp-sgd", "dp-dsgd"])
 @pytest.mark.parametrize("noise", ["given", "paper", "proven"])
-@pytest.mark.parametrize("randomness", ["seeded", "os"])
+@pytest.mark.parametrize("randomness", ["seeded", "os", "seeded, adaptive clip"])
 def test_what_ignores_counts_is_the_same_with_other_counts(method, noise, randomness):
     """Where add/remove is proved, noise, weights, claim, ε and warnings must not move when a client has a record
     more. A warning about δ named the count, and float32 errors of small clients followed from it."""
     changes = {**COINS, **GIVEN, "privacy__noise": noise, "privacy__adjacency": "add/remove"}
-    changes |= {"randomness": randomness, "privacy__delta": 0.05}
+    changes |= {"randomness": randomness.partition(",")[0], "privacy__delta": 0.05}
+    changes |= {"privacy__clip_quantile": 0.5} if "clip" in randomness else {}
     changes |= {"privacy__noise_std": 0.5} if noise == "given" else {"privacy__noise_std": 0.0}
     spec = small_spec(method, data__records_per_client=20, **changes)
     seen = []
@@ -100,8 +102,10 @@ def test_dither_chooses_nothing_by_counts_that_are_secret():
         build.choose({**asked, "batch_sampling": "poisson-full"})
 
 
-def test_noise_is_not_calibrated_to_neighbours_without_a_proof():
-    spec = small_spec("cpfed", **{**COINS, "batch_sampling": "poisson", "privacy__adjacency": "add/remove"})
+@pytest.mark.parametrize("changes", [{"batch_sampling": "poisson"}, {"privacy__clip_quantile": 0.5}])
+def test_noise_is_not_calibrated_to_neighbours_without_a_proof(changes):
+    """The digits of the noise followed from the largest count where float32 counts for an adaptive clip."""
+    spec = small_spec("cpfed", **{**COINS, "privacy__adjacency": "add/remove", "randomness": "os", **changes})
     with pytest.raises(NoProof, match="use zero-out"):
         build.build_experiment(spec, dataset=small_dataset())
 

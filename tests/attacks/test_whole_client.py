@@ -6,7 +6,11 @@ import numpy as np
 
 from dither import accounting, models
 from dither.accounting.accountant import Accountant
+from dither.data import ClientPartition, Dataset
+from dither.experiment.build import assemble, compiled
 from dither.methods import prepare
+from dither.simulation import engine
+from dither.spec import Spec
 from dither.types import Keys, Records, Round, RoundInfo
 from tests.methods.test_conformance import SIZES, spec_of
 
@@ -43,3 +47,25 @@ def test_the_ledger_charges_what_one_record_can_move_in_a_client_s_update():
     assert accounting.step_multiplier(charged, "zero-out") <= 4.0 / moved
     (of_a_client,) = [r for r in releases(info) if r.channel == "downlink"]
     assert accounting.step_multiplier(of_a_client, "zero-out") == 4.0
+
+
+def test_rounding_for_a_secure_sum_counts_before_the_servers_noise():
+    """Each update is rounded before it is summed, and the noise comes after that. With steps of 1 and S/K = 0.51 a
+    client moved the model by 1, and its ε was proved for 0.51."""
+    values = {"method": "dp-fedavg", "num_clients": 2, "cohort_size": 2, "num_rounds": 1, "batch_sampling": "full"}
+    values |= {"client_lr": 1.0, "model.name": "logistic", "secagg.mode": "ideal", "secagg.scale_bits": 0}
+    values |= {"method_options.update_clip": 1.02, "privacy.noise": "paper", "privacy.view": "final"}
+    x, models_after = np.array([[100.0, 0.0]] * 4, np.float32), []
+    partition = ClientPartition(np.arange(4), np.array([0, 2]), np.array([2, 2]), ("one", "two"))
+    for label in (1, -1):  # the first client, and a blank in its place
+        y = np.array([label, label, -1, -1], np.int32)
+        dataset = Dataset("made", x, y, x[:1], y[:1], ("a", "b"), ("one", "two"))
+        experiment = assemble(
+            Spec().with_values(values), dataset, partition, engine.problem(x, y, partition, x[:1], y[:1])
+        )
+        simulation, _, inputs = compiled(experiment)
+        state = simulation.advance(simulation.start(inputs), inputs, 0, 1)
+        models_after.append(np.asarray(simulation.params(state, inputs)["out"]["w"]))  # with the same noise
+    (release,) = [r for r in experiment.prepared.releases(RoundInfo(0, 0, 2, 2)) if r.channel == "downlink"]
+    moved = float(np.linalg.norm(models_after[0] - models_after[1]))
+    assert 0.99 < moved <= release.sensitivity < 1.4

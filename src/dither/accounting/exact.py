@@ -92,6 +92,7 @@ TV_PER_DRAW = 2.0**-65
 UNIT = 2.0**-24  # relative error of a float32 operation
 BLOCK = 64  # records whose clipped gradients are summed at once, where a batch has more than twice as many
 ROW = 256  # squares that a norm sums at once
+PLACES = 8  # a batch is filled up to a multiple: what is left of it a CPU would multiply in another order
 _SCALE = 16 * UNIT  # square root, quotient and product behind a clip; clip and noise rounded to float32
 
 
@@ -122,8 +123,8 @@ def blocked_norm_error(sizes: Iterable[int]) -> float:
 
 
 def block_size(records: int) -> int:
-    """How many records of a batch are summed at once."""
-    return records if records <= 2 * BLOCK else BLOCK
+    """How many places of a batch are summed at once."""
+    return -(-records // PLACES) * PLACES if records <= 2 * BLOCK else BLOCK
 
 
 def sum_error(records: int, *, fixed_places: bool) -> float:
@@ -133,7 +134,7 @@ def sum_error(records: int, *, fixed_places: bool) -> float:
     one place in both worlds: only its own block differs, and blocks are added as integers. Else others may change
     places: every block may differ, and their float32 sums are added in turn.
     """
-    block = block_size(records)
+    block = min(records, block_size(records))  # adding zeros errs nowhere
     if fixed_places:
         return 2.0 * block * accumulated(block + 4)
     return 2.0 * records * accumulated(block + -(-records // block) + 4)

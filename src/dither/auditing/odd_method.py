@@ -40,6 +40,7 @@ def prepare(model: Model, plan: PrivacyPlan) -> Prepared:
             hyper=local.gradient_hyper(plan, local.chosen_noise_std(plan, _no_formula)),
             noise_names=("noise_std",),
             weights=None if sends == "signs" else np.ones(plan.num_clients),
+            upload_unit=local.upload_unit(plan),
         ),
         build=build,
         claim=Claim(math.inf, "run", plan.delta, "no paper"),

@@ -27,10 +27,11 @@ from dither.accounting.ledger.store import known_records
 from dither.errors import RunExists, SpecError
 from dither.experiment.report import RoundingMargin
 from dither.methods import Method, method, prepare
-from dither.methods.local import batch_sampler
+from dither.methods.local import COUNT_SHARE, batch_sampler
 from dither.models import Model, count_params, program_digest
 from dither.models import from_spec as model_from_spec
 from dither.privacy import sampling
+from dither.privacy.clipping import REACH
 from dither.privacy.noise import stream
 from dither.secagg.encoding import FixedPoint
 from dither.secagg.graph import Rules
@@ -96,7 +97,7 @@ class Experiment:
         """The accountant of this experiment, if at most `missing` clients are absent from any sum (by default as
         many as the spec tolerates)."""
         missing = tolerated(self.spec) if missing is None else missing
-        if missing == self.plan.missing and not self.plan.uploads_cut:
+        if missing == self.plan.missing and not self.plan.noise_lost:
             return Accountant(self.plan, self.prepared.releases, self._alike)
         plan = self.plan._replace(missing=missing)
         return Accountant(plan, self.prepare(missing=missing).build(plan.hyper).releases)
@@ -220,7 +221,8 @@ def assemble(
     experiment = Experiment(spec, dataset, partition, problem, model, prepared, chosen)
     experiment = experiment.with_plan(**_completion(experiment, federated))
     calibrates = spec.privacy.noise == "proven" and math.isfinite(spec.privacy.epsilon)
-    experiment = experiment.with_plan(uploads_cut=_uploads_cut(experiment, noisy=not calibrates))
+    lost = _uploads_cut(experiment, noisy=not calibrates) or (not calibrates and _noise_rounded(experiment))
+    experiment = experiment.with_plan(noise_lost=lost)
     if prepared.stop_when_proven and math.isfinite(spec.privacy.epsilon):
         experiment = experiment.first_rounds(_last_affordable(experiment))
     if not calibrates:
@@ -243,11 +245,14 @@ def assemble(
             noise_ratio=noise_ratio(prepared.build(hyper), plan.client_sizes, weights),
             upload_unit=plan.upload_unit * float(weights.min()),
         )
-    calibrated = calibrated.with_plan(uploads_cut=_uploads_cut(calibrated))
-    if calibrated.plan.uploads_cut and not plan.uploads_cut and spec.privacy.view != "upload":
+    cut, rounded = _uploads_cut(calibrated), _noise_rounded(calibrated)
+    calibrated = calibrated.with_plan(noise_lost=cut or rounded)
+    if calibrated.plan.noise_lost and not plan.noise_projected and spec.privacy.view != "upload":
+        how = "cut" if cut else "round away"
+        bits = "lower secagg.scale_bits, raise secagg.bound, or" if cut else "raise secagg.scale_bits, and"
         raise SpecError(
-            f"a secure sum would cut the noise of uploads, on which privacy.view={spec.privacy.view!r} counts: "
-            "lower secagg.scale_bits, raise secagg.bound, or set secagg.modulus_bits to 64"
+            f"a secure sum would {how} the noise of uploads, on which privacy.view={spec.privacy.view!r} counts: "
+            f"{bits} set secagg.modulus_bits to 64"
         )
     claim = prepared.reclaim(calibrated.plan.hyper) if prepared.reclaim else prepared.claim
     return replace(calibrated, prepared=calibrated.prepared._replace(claim=claim))
@@ -366,21 +371,40 @@ def _encoding(experiment: Experiment) -> FixedPoint:
 
 
 def _uploads_cut(experiment: Experiment, *, noisy: bool = True) -> bool:
-    """Whether encoding may cut floats that carry noise: where records all pull one way, and by eight deviations of
-    the largest noise (if `noisy`). What is cut has lost noise that other clients count on."""
-    plan, longest = experiment.plan, experiment.plan.longest_upload
-    if plan.aggregation == "off" or plan.exact_sums or plan.discrete_noise:
+    """Whether floats that carry noise may be cut, where they are encoded or else where they are sent: if records
+    all pull one way, and by eight deviations of the largest noise (if `noisy`). What is cut has lost noise that
+    others count on."""
+    plan, stretch = experiment.plan, 1.0  # the longest batch over its divisor
+    if plan.exact_sums or plan.discrete_noise:
         return False
     if plan.clip == "example" and plan.batch_sampling.startswith("poisson"):
-        if plan.adjacency == ADD_REMOVE:
-            return True  # the longest batch follows from a count, which no ε may show
-        longest *= batch_sampler(plan._replace(batch_sampling="poisson")).width / plan.batch_size
+        # The longest batch follows from a count, which add/remove may not show: there it is the longest of any.
+        width = batch_sampler(plan._replace(batch_sampling="poisson")).width
+        stretch = (2.0**32 if plan.adjacency == ADD_REMOVE else width) / plan.batch_size
     smallest = min(map(len, plan.cohorts))
     heaviest = 1.0 if plan.weights is None else float(np.max(plan.weights) / np.mean(plan.weights))
     deviation = _largest_noise(experiment, smallest) if noisy else 0.0
-    moved = longest + 8 * deviation
+    moved = stretch * plan.longest_upload + 8 * deviation
     moved += _moved_by_broadcast(experiment, heaviest * moved, noisy=noisy)
-    return heaviest / smallest * moved > _encoding(experiment).bound
+    if plan.clip_quantile:  # the share of unclipped records, up to 1, is sent as it is, whatever rate and clip are
+        moved = max(moved, stretch + 8 * deviation / (plan.client_lr * CLIP_RANGE * COUNT_SHARE * plan.clip_norm))
+    bound = REACH if plan.aggregation == "off" else _encoding(experiment).bound
+    return heaviest / smallest * moved > bound
+
+
+def _noise_rounded(experiment: Experiment) -> bool:
+    """Whether the steps in which floats are encoded may swallow the least noise of an upload: that of the last
+    round, at the smallest clip. From four steps on, rounding costs others nothing (docs/privacy.md, R6)."""
+    plan = experiment.plan
+    counted = plan.noise_ratio > 0 and not plan.client_state
+    if not counted or plan.aggregation == "off" or plan.exact_sums or plan.discrete_noise:
+        return False
+    quietest = {int(np.argmin(plan.hyper[name])) for name in plan.noise_names} or {0}
+    last = max(plan.round_numbers, default=len(plan.cohorts) - 1)
+    infos = [RoundInfo(last, client, int(plan.client_sizes[client]), plan.cohort_size) for client in quietest]
+    stds = [r.noise_std for info in infos for r in experiment.prepared.releases(info) if r.channel == "uplink"]
+    least = min(stds, default=0.0)
+    return least > 0 and least * plan.upload_unit < 4 * 2.0**-plan.scale_bits  # a unit of 0 is unknown
 
 
 def _moved_by_broadcast(experiment: Experiment, moved: float, *, noisy: bool) -> float:
@@ -477,6 +501,8 @@ def _counts_shown(experiment: Experiment, smoothness: float | None, federated: b
         return "batches are cut at a length that depends on the largest count ('poisson-full' cuts none)"
     if spec.data.split != "given" or spec.data.part != "all" or experiment.dataset.streamed:
         return "the summary says how many records were pooled, taken or read"
+    if experiment.plan.clip_quantile and experiment.plan.exact_noise:
+        return "how exactly an adaptive clip is counted in float32 depends on the largest count"
     if smoothness is not None and spec.local_steps > 1:
         return "the proof for sums of several steps uses the longest batch, which depends on the largest count"
     if spec.adjacency != ADD_REMOVE:

@@ -93,7 +93,7 @@ def prepare_dp_fedavg(model: Model, plan: PrivacyPlan) -> Prepared:
     reach = float(plan.options["update_clip"])
     multiplier = central_noise_multiplier(plan)
     plain = _plain(model, plan, proximal=0.0, optimizer="sgd")
-    # Encoding for secure aggregation rounds each update before the noise: that has no bound here.
+    # The sum of a secure aggregation is one of floats that were encoded: no exact noise.
     exactly, error = local.is_exact(plan) and plan.aggregation == "off", 0.0
     if exactly:
         error = (1 + local.whole_error(model)) * (
@@ -129,7 +129,7 @@ def prepare_dp_fedavg(model: Model, plan: PrivacyPlan) -> Prepared:
                 types.Release(
                     "downlink",
                     float(hyper["central_multiplier"]) * bound / plan.cohort_size,
-                    bound / plan.cohort_size * (1 + error),
+                    bound / plan.cohort_size * (1 + error) + local.rounding(plan) / 2,  # a blank is not rounded
                     1,
                     cohort,
                     "DP-FedAvg, whole clients, trusted server",

@@ -638,7 +638,7 @@ def noisy_averaging(
             hyper=hyper,
             noise_names=("noise_std",),
             own_epochs=True,
-            upload_unit=0.0 if plan.clip_quantile else upload_unit(plan),  # noise follows the clip
+            upload_unit=upload_unit(plan),
         ),
         build=averaging(plan, noisy_gradients(model, plan, source=source)),
         claim=claimed(hyper),
@@ -648,9 +648,15 @@ def noisy_averaging(
 
 
 def upload_unit(plan: PrivacyPlan) -> float:
-    """How far noise of std 1 on a gradient of the last step moves the weighted upload."""
+    """How far noise of std 1 on a gradient of the last step moves the weighted upload, at the smallest clip."""
     last = plan.num_rounds * plan.local_steps - 1
-    return plan.client_lr / (1 + plan.lr_decay * last) / plan.cohort_size
+    smallest = 1 / types.CLIP_RANGE if plan.clip_quantile else 1.0  # noise follows the clip
+    return smallest * plan.client_lr / (1 + plan.lr_decay * last) / plan.cohort_size
+
+
+def rounding(plan: PrivacyPlan) -> float:
+    """How much further apart the encoding for a secure sum may move two uploads, before a server's noise."""
+    return 0.0 if plan.aggregation == "off" else math.sqrt(plan.num_params) * 2.0**-plan.scale_bits
 
 
 def no_noise(plan: PrivacyPlan, unit: str = "run") -> types.Claim:

@@ -473,7 +473,8 @@ def _releases(info: types.RoundInfo, hyper: Hyper, plan: PrivacyPlan, error: flo
     if plan.batch_sampling.startswith("poisson"):
         used = sampling.of_round(local.batch_sampler(plan).sampling(info.size), plan.local_steps)
     uplink, downlink = float(hyper["uplink_std"]), float(hyper["downlink_std"])
-    counted = 0.0 if plan.noise_projected else uplink  # of the uploads' noise, in a broadcast
+    # Of the uploads' noise, in a broadcast. Without it, rounding precedes all of the noise.
+    counted, rounded = (0.0, local.rounding(plan)) if plan.noise_projected else (uplink, 0.0)
     return (
         types.Release(
             "uplink",
@@ -487,7 +488,7 @@ def _releases(info: types.RoundInfo, hyper: Hyper, plan: PrivacyPlan, error: flo
         types.Release(
             "downlink",
             aggregate_std(plan, counted, downlink, plan.silent),
-            reach * float(weights.max()),
+            reach * float(weights.max()) + rounded,
             1,
             used,
             f"NbAFL Theorem 1 {source}",

@@ -230,13 +230,14 @@ def example_clipped_sum(
 ) -> tuple[PyTree, Array]:
     """Sum over records of weight · clip(gradient, clip_norm), and the fraction that was clipped. `stored` keeps
     the compiler from computing a number twice, for the norm and, to other bits, for the sum (R7): `layers` does so
-    always."""
+    always. A record then has the same bits at every place, if there are a multiple of `exact.PLACES`."""
     x = jnp.where(jnp.isfinite(x), x, 0)  # part of the gather that made x: it costs nothing
     if model.layers:
         return _dense_clipped_sum(model, params, x, y, weights, clip_norm=clip_norm, stored=stored)
     from dither.privacy import layers
 
-    total, norms = layers.clipped_sum(model, params, x, y, weights, clip_norm=clip_norm)
+    places = exact.PLACES if stored else 1
+    total, norms = layers.clipped_sum(model, params, x, y, weights, clip_norm=clip_norm, places=places)
     return total, _fraction(norms, weights, clip_norm)
 
 

@@ -76,9 +76,10 @@ class _Meeting(NamedTuple):
 
 
 def clipped_sum(
-    model: Model, params: Params, x: Array, y: Array, weights: Array, *, clip_norm: Array
+    model: Model, params: Params, x: Array, y: Array, weights: Array, *, clip_norm: Array, places: int = 1
 ) -> tuple[PyTree, Array]:
-    """Sum over records of weight · clip(gradient, clip_norm), and the norm of each gradient."""
+    """Sum over records of weight · clip(gradient, clip_norm), and the norm of each gradient. Blocks of records
+    have a multiple of `places`."""
     leaves, structure = jax.tree.flatten(params)
 
     def loss(leaves: list[Array], one_x: Array, one_y: Array) -> Array:
@@ -87,7 +88,7 @@ def clipped_sum(
     program = _Program(jax.make_jaxpr(loss)(leaves, x[0], y[0]), leaves)
     count = x.shape[0]
     most = max(1, min(BLOCK, _BLOCK_NUMBERS // max(program.numbers(), 1)))
-    size = -(-count // -(-count // most))  # blocks of about one size
+    size = -(-count // -(-count // most) // places) * places  # blocks of about one size
     x, y, weights = (jnp.pad(a, [(0, -count % size)] + [(0, 0)] * (a.ndim - 1)) for a in (x, y, weights))
     blocks = tuple(a.reshape(-1, size, *a.shape[1:]) for a in (x, y, weights))
 

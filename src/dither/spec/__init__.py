@@ -546,6 +546,7 @@ def _method_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 _LEAST_FACTOR = 2.0**-100  # of a noise or a rate that falls over a run: float32 rounds what is below 2^-126 to 0
 _LEAST_CLIP = 1e-6  # beside it the squares that float32 loses do not count (docs/privacy.md, Totality)
+_LARGEST = 2.0**60  # of a rate or a clip: float32 ends at 2^128, and what overflows shows through any noise
 
 
 def _check_model(model: ModelSpec) -> None:
@@ -582,6 +583,10 @@ def _check_together(spec: Spec) -> None:
             raise SpecError(
                 f"{name}={value:g} is below {_LEAST_CLIP:g}: float32 loses the squares of such numbers; raise it"
             )
+    steps = {"client_lr": spec.client_lr, "model.l2": spec.model.l2}
+    for name, value in {"privacy.clip_norm": spec.privacy.clip_norm, **clips, **steps}.items():
+        if value > _LARGEST:
+            raise SpecError(f"{name}={value:g} is beyond 2^60: float32 could overflow; lower it")
     scales = len(spec.privacy.noise_scale)
     if scales and spec.num_clients and scales != spec.num_clients:
         raise SpecError(
