@@ -300,7 +300,7 @@ def theorem_tables(view: View) -> list[figure.Table]:
 
 
 def schedules(view: View) -> list[Setting]:
-    scheduled = view.formula.get("scheduled", view.grid("cohort_size")[0])
+    scheduled = view.grid("cohort_size")[0]
     return [("all clients", {}), (f"K = {scheduled}", {"cohort_size": scheduled})]
 
 
