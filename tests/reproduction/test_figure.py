@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dither.errors import SpecError
-from dither.reproduction import drawing, report, running
+from dither.reproduction import drawing, nbafl, report, running
 from dither.reproduction import figure as figures
 from dither.reproduction.figure import FinishedRun
 from dither.reproduction.judging import FAILS, HOLDS, INCONCLUSIVE, NOT_JUDGED, JudgedCriterion, Verdict
@@ -148,6 +148,21 @@ def test_a_figure_counts_the_seeds_that_an_undecided_criterion_was_given(tmp_pat
     assert f"<dd>5; up to {most} where a criterion was undecided</dd>" in report._figure(judged, tmp_path)
 
 
+@pytest.mark.parametrize(("status", "shown"), [(FAILS, True), (NOT_JUDGED, False)])
+def test_what_is_not_judged_is_not_explained(status, shown):
+    claim = JudgedCriterion("X", "", "", (), "the reason", Verdict(status, ""))
+    assert ("the reason" in report._claim(claim)) == shown
+
+
+def test_tables_that_a_phone_has_no_room_for_are_stacked():
+    number = {"setting": "K = 10", "mean": 0.70123456, "standard error": 0.01234, "seeds": 5}
+    narrow, wide = report._rows([report._number(number)]), report._rows([{"the paper": "long " * 20, "here": ""}])
+    assert '<td data-label="mean ± standard error">0.70123 ± 0.012</td>' in narrow
+    assert 'class="stack"' in wide
+    assert 'class="stack"' not in narrow
+    assert report._number({**number, "seeds": 0})["mean ± standard error"] == "0.70123"  # a formula
+
+
 # What the papers leave open
 
 
@@ -185,6 +200,28 @@ def test_literal_and_deployed():
     assert printed.base.method_options["exact_epochs"]
     assert printed.base.privacy.clip == "example"
     assert not deployed.base.method_options.get("exact_epochs")
+
+
+def test_settings_that_a_paper_gives_and_formulas_without_any_are_no_open_settings():
+    figure = figures.load("dp-scaffold/fig4")
+    assert {change.settings for change in figure.changes() if change.beyond} == {("regime",)}
+    assert [criterion.id for criterion in running.judged_criteria(figure)] == ["SC-A2"]
+    view = figures.View(figure, "robust", Invented(), Answers())
+    rows = [running.changed_row(figure.criteria[1], change, view) for change in figure.changes()]
+    assert [row["setting"] for row in rows if row.get("beyond")] == [
+        "regime: medium privacy",
+        "regime: low privacy",
+    ]
+
+
+@pytest.mark.parametrize(("least", "status"), [(2, FAILS), (30, HOLDS), (150, FAILS)])
+def test_experiment_and_bound_have_one_range(least, status, monkeypatch):
+    """NbAFL Fig. 8: a bound that is least outside the range of the experiment has another shape."""
+    view = figures.load("nbafl/fig8").views("full", Invented(), Answers())[0]
+    rounds = np.arange(1, 201)
+    monkeypatch.setattr(nbafl, "bound", lambda *_: (rounds, np.abs(rounds - least)))
+    *_, bound = nbafl.same_shape(view)
+    assert bound.status == status
 
 
 # Noise-free twins

@@ -75,6 +75,22 @@ def test_greater_by(a, b, status):
 def test_never_below(a, b, status):
     groups = around(*a, *b)
     assert judging.never_below(groups[:2], groups[2:], (1, 2), ("a", "b")).status == status
+    expected = FAILS if status == FAILS else HOLDS
+    assert judging.never_below(groups[:2], groups[2:], (1, 2), ("a", "b"), above=False).status == expected
+
+
+def test_the_same_runs_are_nowhere_above_each_other():
+    """More seeds could not decide it: it is decided."""
+    groups = around(0.1, 0.2)
+    assert judging.never_below(groups, groups, (1, 2), ("a", "b")).status == FAILS
+    assert judging.never_below(groups, groups, (1, 2), ("a", "b"), above=False).status == HOLDS
+
+
+def test_numbers_say_what_they_are_about():
+    verdicts = [judging.ordered_within_noise(around(0.1, 0.2), "ab", what=f"Q = {q}") for q in (1, 10)]
+    names = [row["setting"] for row in judging.all_of(*verdicts).numbers]
+    assert names == ["Q = 1: a", "Q = 1: b", "Q = 10: a", "Q = 10: b"]
+    assert judging.order_is_broken(around(0.1, 0.2), "ab").text.startswith("no pair is against the order")
 
 
 def test_convex():
@@ -147,6 +163,19 @@ def test_an_undecided_reference_depends_on_what_decides_it_in_both_ways():
 def test_a_pair_decides_where_neither_does_alone():
     table = robust(("", HOLDS), ("rate", HOLDS), ("clip", HOLDS), ("rate, clip", FAILS))
     assert table.describe() == "holds in 3 of 4 settings, fails in 1; rate with clip decides"
+
+
+def test_a_reference_with_another_verdict_than_as_printed_is_said():
+    table = robust(("", HOLDS), ("rate", FAILS))
+    assert table.describe(HOLDS) == "holds in 1 of 2 settings, fails in 1; rate decides"
+    for printed in (FAILS, INCONCLUSIVE):
+        assert "fails in 1 (the reference holds at this scale); rate decides" in table.describe(printed)
+
+
+def test_what_the_paper_gives_is_counted_apart():
+    table = robust(("", HOLDS), ("rate", HOLDS), ("regime", FAILS))
+    table.verdicts[2]["beyond"] = True
+    assert table.describe() == "holds in 2 of 2 settings; fails in 1 beyond the paper"
 
 
 def test_settings_that_were_not_computed_are_counted_apart():

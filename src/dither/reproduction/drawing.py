@@ -227,7 +227,7 @@ def _without_the_start(axes: Sequence[Any], low: float, high: float) -> tuple[fl
     start = " to ".join(dict.fromkeys(f"{value:.2f}" for value in (min(starts), max(starts))))
     for axis in axes:
         axis.annotate(
-            f"from {start}", (0, 0), (12, 2), xycoords="axes fraction", textcoords="offset points",
+            f"starts at {start}", (0, 0), (12, 2), xycoords="axes fraction", textcoords="offset points",
             fontsize=SMALL, color=GREY,
         )  # fmt: skip
     return float(least - 0.3 * (most - least)), float(most + 0.15 * (most - least))

@@ -90,6 +90,7 @@ class OpenSetting(NamedTuple):
     reference: str  # what is taken here
     why: str
     alternatives: Mapping[str, Values]  # by label: what changes
+    beyond: bool = False  # the paper gives it: changed to see what holds elsewhere, and counted apart
 
     def row(self) -> dict[str, str]:
         """As a report lists it."""
@@ -104,6 +105,7 @@ class Change(NamedTuple):
     label: str
     settings: tuple[str, ...]  # names of the open settings
     values: Values
+    beyond: bool = False
 
 
 class Line(NamedTuple):
@@ -149,6 +151,7 @@ class Criterion(NamedTuple):
     variant: str = ""  # "": as the paper states it; else what was changed to test it ("equal credit")
     proven: bool = True  # whether it makes sense at equal proven ε too
     control: bool = False  # it is about noise: it must not hold in the twin without noise
+    closed: bool = False  # no setting that the paper leaves open enters it
     errata: tuple[str, ...] = ()
     why: str = ""  # why it fails or cannot be seen, where that is known
 
@@ -231,7 +234,7 @@ class Figure:
         """One open setting at a time, then pairs that interact."""
         each = {
             setting.name: [
-                Change(f"{setting.name}: {label}", (setting.name,), values)
+                Change(f"{setting.name}: {label}", (setting.name,), values, setting.beyond)
                 for label, values in setting.alternatives.items()
             ]
             for setting in self.open
@@ -547,10 +550,10 @@ def paper(name: str) -> Paper:
     return Paper(declared["title"], tuple(figures))
 
 
-def _open_setting(name: str, *, reference: Any, alternatives: Mapping[str, Any], **texts: str) -> OpenSetting:
+def _open_setting(name: str, *, reference: Any, alternatives: Mapping[str, Any], **others: Any) -> OpenSetting:
     kept = {label: values for label, values in alternatives.items() if values is not False}
     # noise_rate and tuned_rate are a rate: a figure has one of them
-    return OpenSetting(name.split("_")[-1], reference=str(reference), alternatives=kept, **texts)
+    return OpenSetting(name.split("_")[-1], reference=str(reference), alternatives=kept, **others)
 
 
 def _declared(name: str) -> dict[str, Any]:

@@ -55,26 +55,32 @@ class Robustness:
     verdicts: tuple[dict[str, Any], ...]  # "setting", "changes" (names of open settings), "verdict", "seeds"
 
     @property
-    def computed(self) -> list[dict[str, Any]]:
-        """The settings that were computed and judged."""
-        return [row for row in self.verdicts if row["verdict"] not in (NOT_COMPUTED, NOT_JUDGED)]
+    def within(self) -> list[dict[str, Any]]:
+        """The settings that the paper leaves open; not those that it gives and that are changed to look beyond."""
+        return [row for row in self.verdicts if not row.get("beyond")]
 
-    def deciding(self, printed: str = INCONCLUSIVE) -> list[str]:
+    @property
+    def computed(self) -> list[dict[str, Any]]:
+        """The open settings that were computed and judged."""
+        return [row for row in self.within if row["verdict"] not in (NOT_COMPUTED, NOT_JUDGED)]
+
+    def deciding(self, printed: str = "") -> list[str]:
         """The open settings on which the verdict depends: with another value it is the opposite. Where the
         reference is undecided here, its verdict as printed counts; without any, what decides it in both ways."""
-        reference, *others = (row["verdict"] for row in self.verdicts)
+        reference, *others = (row["verdict"] for row in self.within)
         opposite = {HOLDS: {FAILS}, FAILS: {HOLDS}}
         against = opposite.get(reference) or opposite.get(printed, {HOLDS, FAILS})
         if not against <= set(others):
             return []
-        decisive = [row["changes"] for row in self.verdicts[1:] if row["verdict"] in against]
+        decisive = [row["changes"] for row in self.within[1:] if row["verdict"] in against]
         single = [changes for changes in decisive if ", " not in changes]
         return list(dict.fromkeys(single or decisive))
 
-    def describe(self, printed: str = INCONCLUSIVE) -> str:
+    def describe(self, printed: str = "") -> str:
         """ "holds in 11 of 14 settings, fails in 1, undecided in 2; rate decides"."""
         tally = Counter(row["verdict"] for row in self.computed)
-        missing = sum(row["verdict"] == NOT_COMPUTED for row in self.verdicts)
+        beyond = Counter(row["verdict"] for row in self.verdicts if row.get("beyond"))
+        missing = sum(row["verdict"] == NOT_COMPUTED for row in self.within)
         if not self.computed:
             return f"not judged at scale {self.scale}"
         others = {"fails": tally[FAILS], "undecided": tally[INCONCLUSIVE]}
@@ -82,12 +88,15 @@ class Robustness:
         parts = [", ".join(counts + [f"{status} in {number}" for status, number in others.items() if number])]
         if tally[INCONCLUSIVE] == len(self.computed):
             parts = [f"undecided in all {counted(len(self.computed), 'setting')}"]
-        elif self.verdicts[0]["verdict"] == INCONCLUSIVE:
+        elif (reference := self.verdicts[0]["verdict"]) == INCONCLUSIVE:
             parts[0] += " (the reference too)"
+        elif printed and reference != printed and reference in (HOLDS, FAILS):
+            parts[0] += f" (the reference {reference} at this scale)"
         names = [name.replace(", ", " with ") for name in self.deciding(printed)]
         if names:
             listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
             parts.append(f"{listed} {'decides' if len(names) == 1 else 'decide'}")
+        parts += [f"{status} in {number} beyond the paper" for status, number in beyond.items()]
         return "; ".join(parts + ([f"{missing} not computed"] if missing else []))
 
 
@@ -203,7 +212,8 @@ def _judged(
 ) -> Verdict:
     """What all judges share: the numbers, and no judgement of too few values or seeds. `decide` then says whether
     the criterion fails, else whether it holds, and why."""
-    numbers = tuple(summary(name, group) for name, group in zip(names, groups, strict=True))
+    about = f"{what}: " if what else ""
+    numbers = tuple(summary(f"{about}{name}", group) for name, group in zip(names, groups, strict=True))
     if len(groups) < fewest[0]:
         return Verdict(NOT_JUDGED, fewest[1], numbers)
     few = too_few(*groups)
@@ -211,7 +221,7 @@ def _judged(
         return replace(few, numbers=numbers)
     fails, holds, text = decide()
     status = FAILS if fails else HOLDS if holds else INCONCLUSIVE
-    return Verdict(status, f"{what}: {text}" if what else text, numbers)
+    return Verdict(status, f"{about}{text}", numbers)
 
 
 def greater_by(a: np.ndarray, b: np.ndarray, names: tuple[str, str], *, what: str = "") -> Verdict:
@@ -225,18 +235,25 @@ def greater_by(a: np.ndarray, b: np.ndarray, names: tuple[str, str], *, what: st
 
 
 def never_below(
-    a: Sequence[np.ndarray], b: Sequence[np.ndarray], at: Sequence[Any], names: tuple[str, str], *, what: str = ""
+    a: Sequence[np.ndarray],
+    b: Sequence[np.ndarray],
+    at: Sequence[Any],
+    names: tuple[str, str],
+    *,
+    above: bool = True,
 ) -> Verdict:
-    """a is nowhere significantly below b, and somewhere significantly above it."""
+    """a is nowhere significantly below b and, with `above`, somewhere significantly above it."""
 
     def decide() -> tuple[bool, bool, str]:
         gaps = [difference(first, second) for first, second in zip(a, b, strict=True)]
         listed = ", ".join(f"{gap} at {place}" for gap, place in zip(gaps, at, strict=True))
         signs = {gap.sign for gap in gaps}
-        return -1 in signs, 1 in signs, f"{names[0]} − {names[1]} = {listed}"
+        same = all(gap.mean == gap.error == 0 for gap in gaps)  # no number of seeds would tell them apart
+        fails, holds = -1 in signs or (above and same), 1 in signs or not above
+        return fails, holds, f"{names[0]} − {names[1]} = {listed}"
 
     groups = [group for pair in zip(a, b, strict=True) for group in pair]
-    return _judged(groups, [f"{name} at {place}" for place in at for name in names], what, decide)
+    return _judged(groups, [f"{name} at {place}" for place in at for name in names], "", decide)
 
 
 def ordered_within_noise(
@@ -270,7 +287,8 @@ def order_is_broken(
         i, j, gap = min(pairs, key=lambda pair: direction * pair[2].mean)
         broken = gap.sign * direction < 0
         shown = ordered_within_noise(groups, names, rising=rising).status == HOLDS
-        return shown and not broken, broken, f"{names[j]} − {names[i]} = {gap}"
+        said = "against the order" if broken else "no pair is against the order; nearest to it"
+        return shown and not broken, broken, f"{said}: {names[j]} − {names[i]} = {gap}"
 
     return _judged(groups, names, what, decide, (2, "a single value has no order"))
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dither.reproduction.running import Reproduction
 
 _LONG = 130  # characters of a verdict that are shown at once
+_WIDE = 60  # characters of a row for which a phone has no room
 _CLASS = {HOLDS: "holds", FAILS: "fails", INCONCLUSIVE: "open", NOT_JUDGED: "mute"}
 
 
@@ -111,6 +112,7 @@ def _facts(result: Reproduction) -> str:
         ("computed", f"{counted(made['runs'], 'run')}, together {made['seconds'] / 60:.1f} minutes"),
         ("device", _names(devices)),
         ("drawn", f"{made['when']}, {versions}"),
+        ("note", made.get("note", "")),
     ]
     return _definitions(rows)
 
@@ -183,21 +185,34 @@ def _figure(figure: FigureResult, folder: Path) -> str:
 def _claim(claim: JudgedCriterion) -> str:
     variant = f" <small>{escape(claim.variant)}</small>" if claim.variant else ""
     parts = [f"<h4>{claim.id}{variant}</h4><p>{escape(claim.claim)}</p>"]
-    numbers = []
+    numbers, judged = [], False
     for which, name in VIEW_TITLES.items():
         verdict = getattr(claim, which)
         if verdict is not None:
             text = _verdict_text(verdict.text)
             parts.append(f'<div class="verdict">{_badge(verdict)} <b>{name}</b> {text}</div>')
-            numbers += [{"view": which, **row} for row in verdict.numbers]
-    why = [claim.note, f"errata: {', '.join(claim.errata)}" if claim.errata else ""]
+            numbers += [{"view": which, **_number(row)} for row in verdict.numbers]
+            judged |= verdict.status != NOT_JUDGED
+    why = [claim.note if judged else "", f"errata: {', '.join(claim.errata)}" if claim.errata else ""]
     if any(why):
         parts.append(f'<p class="why">{escape("; ".join(filter(None, why)))}</p>')
     robust = claim.robustness
     if robust:
-        parts.append(f"<p>{escape(claim.robust_text)} (scale {escape(robust.scale)})</p>")
-    tables = _details("numbers", numbers) + _details("open settings", robust.verdicts if robust else ())
+        parts.append(
+            f"<p>With open settings changed: {escape(claim.robust_text)} (scale {escape(robust.scale)})</p>"
+        )
+    changed = [
+        {"setting": row["setting"], "verdict": row["verdict"], "seeds": row.get("seeds", "")}
+        for row in (robust.verdicts if robust else ())
+    ]
+    tables = _details("numbers", numbers) + _details("open settings", changed)
     return f'<div class="claim">{"".join(parts)}{tables}</div>'
+
+
+def _number(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of a verdict's numbers, with its error beside its mean; a formula has none."""
+    error = f" ± {row['standard error']:.2g}" if row["seeds"] else ""
+    return {"setting": row["setting"], "mean ± standard error": f"{row['mean']:.5g}{error}", "seeds": row["seeds"]}
 
 
 def _seeds(figure: FigureResult) -> str:
@@ -215,7 +230,7 @@ def _verdict_text(text: str) -> str:
     text = re.sub(r"(?<=[ =])-(?=\d)", "−", text)
     if len(text) <= _LONG:
         return f"<span class='text'>{escape(text)}</span>"
-    first = text[: text.rindex(" ", 0, _LONG)]
+    first = text[: text.rfind("; ", 0, _LONG) + 1 or text.rindex(" ", 0, _LONG)]
     rest = text.removeprefix(first)
     return f"<details class='text'><summary>{escape(first)} …</summary>…{escape(rest)}</details>"
 
@@ -225,10 +240,15 @@ def _details(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    def cell(value: Any) -> str:
-        return f"<td>{escape(f'{value:.5g}' if isinstance(value, float) else str(value))}</td>"
+    """A table; one that is too wide for a phone is stacked there, each cell with its label."""
+
+    def cell(name: str, value: Any) -> str:
+        text = f"{value:.5g}" if isinstance(value, float) else str(value)
+        return f'<td data-label="{escape(name)}">{escape(text)}</td>'
 
     names = dict.fromkeys(name for row in rows for name in row)
-    head = "".join(f"<th>{escape(str(name))}</th>" for name in names)
-    body = "".join(f"<tr>{''.join(cell(row.get(name, '')) for name in names)}</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    wide = max(sum(len(str(value)) for value in row.values()) for row in rows) > _WIDE
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    body = "".join(f"<tr>{''.join(cell(name, row.get(name, '')) for name in names)}</tr>" for row in rows)
+    table = f'<table class="{"stack" if wide else ""}">'
+    return f'<div class="scroll">{table}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

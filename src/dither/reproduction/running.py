@@ -48,6 +48,7 @@ from dither.reproduction.judging import (
     JudgedCriterion,
     Robustness,
     Verdict,
+    counted,
 )
 from dither.reproduction.report import FigureResult
 from dither.simulation import devices
@@ -525,12 +526,16 @@ def _claim(
 
 def _settings(base: Spec) -> str:
     """The figure's base in one line."""
-    full = base.batch_sampling == "full"
+    drawn = f"batches of {base.batch_size} ({base.batch_sampling})"
+    if base.batch_sampling == "full":
+        drawn = "full batches"
+    elif base.method_options.get("exact_epochs"):
+        drawn = f"batches that make a round one epoch ({base.batch_sampling})"
     parts = [
         f"{base.method} on {base.data.name}",
         f"{base.num_clients} clients, {base.cohort_size} a round",
-        f"{base.num_rounds} rounds of {base.local_steps} local steps",
-        "full batches" if full else f"batches of {base.batch_size} ({base.batch_sampling})",
+        f"{base.num_rounds} rounds of {counted(base.local_steps, 'local step')}",
+        drawn,
         f"learning rate {base.client_lr:g}",
         f"δ = {base.privacy.delta:g}",
     ]
@@ -575,8 +580,8 @@ def judged_in(view: View) -> Sequence[Criterion]:
 
 
 def judged_criteria(figure: Figure) -> Sequence[Criterion]:
-    """The criteria as the paper states them, where a run stands behind them."""
-    return [criterion for criterion in figure.criteria if not criterion.variant]
+    """The criteria as the paper states them, where a setting that it leaves open enters."""
+    return [criterion for criterion in figure.criteria if not (criterion.variant or criterion.closed)]
 
 
 def judge_changed(
@@ -597,4 +602,4 @@ def changed_row(criterion: Criterion, change: Change, view: View) -> dict[str, A
     except (MissingRun, DataError):
         verdict = Verdict(NOT_COMPUTED, "")
     said = {"setting": change.label, "changes": ", ".join(change.settings), "verdict": verdict.status}
-    return {**said, "seeds": verdict.seeds}
+    return {**said, "seeds": verdict.seeds, **({"beyond": True} if change.beyond else {})}

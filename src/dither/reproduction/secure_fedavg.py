@@ -40,7 +40,7 @@ def panels(view: View) -> list[Panel]:
     if not view.figure.options and not view.proven:
         shown += [theorem_panel(view, title, more) for title, more in cases(view)]
     if view.figure.options.get("key") == "cohort_size":
-        sent = {"row": 1, "x_label": "MB, up and down", "per_round": megabytes}
+        sent = {"row": 1, "x_label": "MB sent, up and down", "per_round": megabytes}
         shown += [curves(title, settings(view), ACCURACY, more, **sent) for title, more in cases(view)]
     return shown
 
