@@ -215,6 +215,17 @@ def test_where_the_model_does_not_move_released_files_of_two_worlds_are_the_same
     assert {name for name in first if first[name] != second[name]} == set()
 
 
+def test_training_records_that_are_public_make_no_test_records_public(tmp_path):
+    """data.public is about data.path. Exact scores on the table of data.test_path were released with it."""
+    path, test = write_table(tmp_path / "t.csv"), write_table(tmp_path / "test.csv", other=True)
+    values = {"data.public": True, "data.test_path": str(test), "randomness": "seeded"}
+    made = dither.run(own_spec(path, **values), out=tmp_path / "run")
+    assert made.test_accuracy is made.scores is None
+    assert all(row["test_accuracy"] is None for row in made.evaluations)
+    declared = own_spec(path, **values, **{"data.test_public": True})
+    assert dither.run(declared, out=tmp_path / "scored").test_accuracy is not None
+
+
 def test_exact_training_scores_are_not_among_the_released_metrics(small, tmp_path):
     for row in runs.RunFolder(small).metrics():
         assert set(row) <= {"round", "test_accuracy", "loss", "seconds"}

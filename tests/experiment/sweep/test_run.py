@@ -5,9 +5,11 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import dither
+from dither import data
 from dither.accounting import accountant
 from dither.accounting.ledger.runs import Budget, Ledger
 from dither.errors import BudgetExhausted, RunExists, SpecError
@@ -243,6 +245,23 @@ def test_private_runs_that_cannot_be_compared_or_kept_are_refused_before_anythin
         sweep.sweep({**values, **public_test}, {"seed": [0, 1]})
     with pytest.raises(SpecError, match="train side by side are not charged"):
         batches.train_specs([choose(values).spec])
+
+
+def test_own_records_are_not_swept_uncharged_as_a_given_data_set(tmp_path):
+    """The spec names a set of the catalogue, so that nothing was private, and nothing was charged."""
+    own = data.load(path=own_records(tmp_path)["data.path"], label="y")
+    with pytest.raises(SpecError, match="your own records"):
+        sweep.sweep(BASE, VARY, dataset=own)
+    table = pd.read_csv(tmp_path / "mine.csv")
+    several = data.load(records=[table[:30], table[30:]], label="y")
+    with pytest.raises(SpecError, match="your own records"):
+        sweep.sweep([BASE, BASE.with_values({"seed": 1})], dataset=several)
+
+
+def test_runs_are_not_compared_on_test_records_that_nobody_called_public(tmp_path):
+    values = own_records(tmp_path) | {"data.public": True, "data.test_path": str(tmp_path / "test.csv")}
+    with pytest.raises(SpecError, match="compared on test records"):
+        sweep.sweep(values, {"seed": [0, 1]})
 
 
 @pytest.mark.slow
