@@ -102,7 +102,10 @@ def load_npz(path: StrPath, options: LoadOptions = LoadOptions()) -> Dataset:
     elif split and "x_test" in arrays:
         test = _npz_part(arrays, "_test", path.name)
     dataset = _assemble(train, test, _in_memory, arrays.get("classes"), options)
-    return dataset._replace(record_hashes=_hash_npz(arrays, path.name))
+    hashes = _hash_npz(arrays, path.name)
+    if test is not None and not options.test_path:
+        dataset = dataset._replace(test_rows=np.arange(hashes.whole.shape[1])[-len(test.y) :])
+    return dataset._replace(record_hashes=hashes)
 
 
 def read_arrays(path: StrPath, *, label: Label, labels: str = "required") -> Encoded:
@@ -134,7 +137,8 @@ def hash_npz(path: Path) -> RecordHashes:
 
 
 def _hash_npz(arrays: dict[str, np.ndarray], name: str) -> RecordHashes:
-    suffixes = [suffix for suffix in ("", "_train", "_test") if f"x{suffix}" in arrays] or [""]
+    """Training records first, test records last."""
+    suffixes = [suffix for suffix in ("_train", "", "_test") if f"x{suffix}" in arrays] or [""]
     parts = [_npz_part(arrays, suffix, name) for suffix in suffixes]
     return join_hashes([hash_arrays(part.x, part.y) for part in parts])
 

@@ -22,11 +22,12 @@ import numpy as np
 from dither.accounting import ClientRange, ProvenRow
 from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, client_name, data_id, rounds_in
 from dither.data import RecordHashes, check_unchanged, hash_records
+from dither.data.hashing import hash_arrays
 from dither.errors import BudgetExhausted, ClientRefused, DitherError, RunExists, SpecError
 from dither.experiment import build, plots
 from dither.experiment.build import Compiled, Experiment, build_experiment, choose
 from dither.experiment.folder import Checkpoint, RunFolder, lock, to_json, write_text
-from dither.experiment.metrics import diverged_model, judge_run
+from dither.experiment.metrics import Labelled, diverged_model, judge_run
 from dither.experiment.report import DiskReads, Epsilon, LedgerCharge, Report, RunTraffic, encode, load
 from dither.models import leaf_name
 from dither.simulation import distributed, engine
@@ -269,17 +270,20 @@ def _identified(experiment: Experiment, book: Ledger, *, new_ledger: bool) -> li
 
 
 def _held_out(experiment: Experiment, book: Ledger) -> list[str]:
-    """A name of the records in each file that are held out of training; empty if none is."""
-    dataset, scored = experiment.dataset, experiment.problem.test_rows[0]
-    if experiment.spec.data.split not in ("given", "rows"):  # the clients hold theirs out, of the pooled records
-        pooled = book.fingerprint(np.sort(scored)) if len(scored) else ""
-        return [pooled] * max(len(dataset.sources), 1)
+    """A name of the records in each file that are held out of training; empty if none is. Of records, not of row
+    numbers: another order, or another part of the file, has other records in the same rows."""
+    dataset, problem = experiment.dataset, experiment.problem
+    scored = problem.test_rows[0]
 
     def name(hashes: RecordHashes | None, rows: np.ndarray | None) -> str:
         if hashes is None or rows is None or not len(rows):
             return ""
         return book.fingerprint(np.sort(hashes.whole[0, rows]))
 
+    if experiment.spec.data.split not in ("given", "rows"):  # the clients hold theirs out, of the pooled records
+        encoded = list(Labelled(problem.x, problem.y, scored, "").pieces())
+        hashes = hash_arrays(np.concatenate(encoded), problem.y[scored]) if encoded else None
+        return [name(hashes, np.arange(len(scored)))] * max(len(dataset.sources), 1)
     files = [name(each.record_hashes, each.test_rows) for each in dataset.sources]
     return files or [name(dataset.record_hashes, dataset.test_rows)]
 
