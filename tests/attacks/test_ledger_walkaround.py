@@ -523,3 +523,17 @@ def test_test_records_beside_a_folders_arrays_are_not_charged_ones(place):
     values = {"data.label": "", "data.test_public": True}
     with pytest.raises(SpecError, match=r"declared public.*two\.csv"):
         train(place, folder, values=values)
+
+
+def test_test_arrays_of_a_folder_are_not_trained_on(place):
+    """A ledger knows a folder by x.npy. Its test records, pooled with the others and dealt out anew, were trained
+    on in any number of runs, and an account of their own was as fresh as ever."""
+    folder, rng = place / "arrays", np.random.default_rng(3)
+    folder.mkdir()
+    for name in ("", "_test"):
+        np.save(folder / f"x{name}.npy", rng.normal(0, 1, (100, 2)))
+        np.save(folder / f"y{name}.npy", rng.integers(0, 2, 100))
+    for split in ("per-client", "validation"):
+        with pytest.raises(SpecError, match=r"would train on x_test\.npy"):
+            train(place, folder, values={"data.label": "", "data.split": split})
+    assert charges(place) == 1

@@ -602,7 +602,13 @@ def load_data(
     )
     if d.transform != "none":
         dataset = data.transformed(dataset, d.transform)
-    dataset = dataset if d.split in ("given", "rows") else data.pool(dataset)
+    if d.split not in ("given", "rows"):
+        if dataset.test_hashes is not None:  # a ledger knows the folder by the other records
+            raise SpecError(
+                f"data.split={d.split!r} would train on x_test.npy of {d.path!r}, which no ledger charges; leave "
+                "data.split out, or put all records into x.npy"
+            )
+        dataset = data.pool(dataset)
     return dataset if d.part == "all" else data.public_part(dataset, d.part, d.public_fraction)
 
 
