@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 import dither
 from dither import cli
 from dither.accounting.ledger.runs import EVERY_RECORD, Budget, Ledger, data_id
+from dither.accounting.ledger.store import known_records
+from dither.data import hash_records
 from dither.errors import BudgetExhausted, ConfigError, DitherError, SpecError
 from dither.experiment.build import build_experiment
 from dither.experiment.folder import RunFolder
@@ -239,6 +241,23 @@ def test_charged_records_are_not_public_in_another_dress(place):
                 values={"data.label": "sick"},
             )
     assert charges(place) == 1
+
+
+def test_charged_records_are_not_public_among_others(place):
+    """Two fifths of a table that was declared public were charged patients, and nothing was said: less than half.
+    Rows that are equal by chance are no people."""
+    mixed = pd.concat([people()[:80], people(seed=1)[:120]])
+    mixed.to_csv(place / "mixed.csv", index=False)
+    with pytest.raises(SpecError, match=r"declared public.*people\.csv.* share 40% of the smaller one's records"):
+        train(place, place / "mixed.csv", values={"data.public": True})
+    rng = np.random.default_rng(0)
+    for name, count in (("charged", 400), ("open", 60)):
+        table = pd.DataFrame({"a": rng.integers(0, 30, count), "b": rng.integers(0, 30, count)})
+        table.assign(sick=rng.choice(["no", "yes"], count)).to_csv(place / f"{name}.csv", index=False)
+    dither.statistics(str(place / "charged.csv"), epsilon=0.1)
+    (chance,) = known_records(hash_records(place / "open.csv"))
+    assert 0.05 < chance.shared.share < 0.5
+    dither.statistics(str(place / "open.csv"), epsilon=0.1, public=True)
 
 
 def test_charged_records_are_not_public_with_other_columns(place):

@@ -616,7 +616,7 @@ def refuse_charged(path: str, rows: data.RecordHashes | None = None) -> None:
     """`SpecError` where a file that is declared public holds records that were charged to a ledger of this user,
     whatever it is called and however it is written: those are private. `rows` are their hashes."""
     for known in known_records(data.hash_records(path) if rows is None else rows):
-        if known.shared.share > 0.5 or known.shared.parts:  # a few whole rows may be equal by chance
+        if known.shared.share > 0.5 or known.shared.people:  # a few whole rows may be equal by chance
             raise SpecError(
                 f"{path!r} is declared public, but it and {known.file}, which was charged to {known.path!r} as "
                 f"private, share {known.shared}; leave it out"
