@@ -440,6 +440,20 @@ def test_a_budget_is_for_the_records_however_they_are_saved(place):
     assert charges(place) == 1
 
 
+def test_what_was_spent_is_not_denied_of_a_table_that_was_saved_again(place):
+    """`dither budget show` said that nothing had been charged."""
+    people().to_csv(place / "again.csv", index=False, lineterminator="\r\n")
+    shown = invoke("budget", "show", place / "again.csv")
+    assert re.search(
+        r"'again\.csv' and data set \w+ \(people\.csv\) .* share 100%", " ".join(shown.output.split())
+    )
+    people(seed=8).to_csv(place / "new.csv", index=False)
+    assert invoke("budget", "set", place / "new.csv", "--epsilon", 1).exit_code == 0
+    for shown in (invoke("budget", "show", place / "new.csv"), invoke("budget", "show")):
+        assert shown.exit_code == 0
+        assert "share" not in shown.output
+
+
 def test_a_budget_of_one_ledger_is_not_forgotten_in_another(place):
     people(seed=5).to_csv(place / "mine.csv", index=False)
     assert invoke("budget", "set", place / "mine.csv", "--epsilon", 0.5).exit_code == 0

@@ -341,7 +341,11 @@ def budget_show(
     named = {_data_id(ledger, file): file for file in _files(data)} if data else {}
     by_file = sorted(ledger.datasets(), key=lambda dataset: ledger.called(dataset).partition("(")[::-1])
     for dataset in named or by_file:
-        for spent in ledger.spent(dataset, **terms):
+        spent_here = ledger.spent(dataset, **terms)
+        records = _own_records(named[dataset]) if named and not spent_here else None
+        if records and (known := ledger.known_as(dataset, records(), file=Path(named[dataset]).name)):
+            common.say(known, "note:", "bold yellow")
+        for spent in spent_here:
             budget, not_covered = spent.budget, [gap for gap in (*spent.numbers, spent.not_covered) if gap]
             gaps |= dict.fromkeys(not_covered)
             rows.append(
@@ -358,14 +362,16 @@ def budget_show(
                 }
             )
     footer = "\n".join(f"not covered: {gap}" for gap in gaps)
-    _print_charges(ledger, rows, f"Proven ε spent, by {ledger.path}", footer)
+    _print_charges(ledger, rows, f"Proven ε spent, by {ledger.path}", footer, data)
 
 
-def _print_charges(ledger: Any, rows: list[dict[str, Any]], title: str, footer: str = "") -> None:
+def _print_charges(
+    ledger: Any, rows: list[dict[str, Any]], title: str, footer: str = "", data: str | None = None
+) -> None:
     if rows or not common.output().text:
         common.print_table(rows, title=title, footer=footer)
     else:
-        typer.echo(f"nothing has been charged to {ledger.path}")
+        typer.echo(f"nothing has been charged to {ledger.path}{f' for {data}' if data else ''}")
 
 
 # reason: one parameter an option, as Typer has it
@@ -453,7 +459,7 @@ def budget_history(
     """List every charge and every change of a budget, oldest first, and check that nothing was edited."""
     ledger = _ledger(ledger_file)
     rows = [_history_row(entry) for entry in ledger.history(_data_id(ledger, data) if data else None)]
-    _print_charges(ledger, rows, f"History of {ledger.path}")
+    _print_charges(ledger, rows, f"History of {ledger.path}", data=data)
 
 
 def _history_row(entry: Any) -> dict[str, Any]:
