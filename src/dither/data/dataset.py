@@ -282,20 +282,23 @@ def all_records(dataset: Dataset) -> np.ndarray:
 def public_part(dataset: Dataset, part: str, fraction: float) -> Dataset:
     """The training records that are declared public ("public"), or the others ("private").
 
-    The part of a record depends on its row number only, never on a run's seed or on the record itself: for one
-    fraction the two parts never share a row, and a replaced record stays in its part. Test records are unchanged.
+    The part of a record depends on the number of its row in its file, never on a run's seed, on which records are
+    held out, on rows that are appended, or on the record itself: for one fraction the two parts never share a row,
+    and a replaced record stays in its part. Test records are unchanged.
     """
     if part not in ("public", "private"):
         raise DataError(f"part={part!r} is not one of 'public', 'private'")
-    total = len(dataset.y_train)
-    count = round(fraction * total)
-    if not 0 < count < total:
+    total, numbers, draws = len(dataset.y_train), _rows_in_files(dataset), stream(0, "public part")
+    if numbers is None:  # of the catalogue, whose training records are the same ones for everybody
+        is_public = np.zeros(total, dtype=bool)
+        is_public[draws.permutation(total)[: round(fraction * total)]] = True
+    else:
+        is_public = draws.random(int(numbers.max()) + 1)[numbers] < fraction
+    if is_public.all() or not is_public.any():
         raise DataError(
             f"public_fraction={fraction:g} of {total:,} training records leaves one of the parts empty; choose "
             f"another share"
         )
-    is_public = np.zeros(total, dtype=bool)
-    is_public[stream(0, "public part").permutation(total)[:count]] = True
     rows = np.flatnonzero(is_public if part == "public" else ~is_public)
     return dataset._replace(
         x_train=dataset.x_train[rows],
@@ -303,6 +306,16 @@ def public_part(dataset: Dataset, part: str, fraction: float) -> Dataset:
         groups=None if dataset.groups is None else dataset.groups[rows],
         notes=(*dataset.notes, f"{len(rows):,} of {total:,} training records: the {part} part"),
     )
+
+
+def _rows_in_files(dataset: Dataset) -> np.ndarray | None:
+    """The number that each training record's row has in its file; None for a set of the catalogue."""
+    files = dataset.sources or ([dataset] if dataset.record_hashes is not None else [])
+    hashes = [each.record_hashes.whole for each in files if each.record_hashes is not None]
+    held_out = [np.zeros(0, np.int64) if each.test_rows is None else each.test_rows for each in files]
+    kept = [np.setdiff1d(np.arange(each.shape[1]), out) for each, out in zip(hashes, held_out, strict=True)]
+    # Where records were pooled, those that were held out come last.
+    return np.concatenate([*kept, *held_out])[: len(dataset.y_train)] if files else None
 
 
 def stream(seed: int, purpose: str) -> np.random.Generator:
