@@ -78,7 +78,8 @@ def _print_account(report: PrivacyReport) -> None:
         rows.append({"": kind, "ε": epsilon_text(row.value), "per": row.unit, **_seen(row), "source": row.recipe})
     for shown in epsilon.attacked:
         value, form = f">= {epsilon_text(shown.value, 'down')}", shown.form.split(":")[0]
-        rows.append({"": "attacked", "ε": value, "per": shown.unit, **_seen(shown), "source": form})
+        kind = f"attacked ({common.LOCAL})" if shown.local else "attacked"
+        rows.append({"": kind, "ε": value, "per": shown.unit, **_seen(shown), "source": form})
     common.print_table(rows, title=f"{report.method}: claimed and proven ε at δ = {claim.delta:g}")
     for line in _remarks(epsilon.notable):
         typer.echo(line)

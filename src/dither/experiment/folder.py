@@ -393,12 +393,13 @@ class RunFolder:
             return None  # of an outcome that is being made anew, or a kill came before it was listed
         return self.read_json("summary.json")
 
-    def audit(self) -> dict[str, Any] | None:
-        """What `dither audit` has shown; of a user's own records it is exact, and so local."""
-        found = self.read_json("audit.json") or self.read_json("local/audit.json")
+    def audit(self) -> tuple[dict[str, Any] | None, bool]:
+        """What `dither audit` has shown, and whether it is exact, of a user's own records, and so local."""
+        released = self.read_json("audit.json")
+        found = released or self.read_json("local/audit.json")
         if found is not None and not isinstance(found.get("rows"), list):
             raise self._damaged("audit.json", "has no rows")
-        return found
+        return found, not released
 
     def local_summary(self) -> dict[str, Any]:
         """Outcomes that are exact: local, not private."""

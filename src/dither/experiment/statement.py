@@ -438,10 +438,13 @@ def _evidence(report: Report, row: ProvenRow) -> Section:
         ),
         ("proven", epsilon_text(row.value), f"this software's accountant: {row.recipe}"),
     ]
-    for attack in report.epsilon.attacked:
+    released = [attack for attack in report.epsilon.attacked if not attack.local]
+    for attack in released:
         how = f"measured, {100 * attack.confidence:.3g}% confidence"
         table.append(("attacked", f"at least {epsilon_text(attack.value, 'down')}", how))
     name = Path(report.folder).name
     commands = f"`dither account {name}` recomputes the proven value, and `dither audit {name}` attacks the run."
-    failing = (f"The claim's condition fails: {text}." for text in report.epsilon.failing_conditions)
+    failing = [f"The claim's condition fails: {text}." for text in report.epsilon.failing_conditions]
+    if len(released) < len(report.epsilon.attacked):
+        failing.append("The run was attacked. What that found is exact, and stays with the owner of the records.")
     return Section("How do we know?", (commands, *failing), (head, *table))
