@@ -11,8 +11,8 @@ they are uint8.
 
 Labels and groups of a folder are copied into memory. Each load reads the records once, for their digest and to
 check that every number is finite, through the same mapping that training uses: the file cannot be swapped in
-between. A checkpoint identifies the folder by all of its files; a ledger identifies the records by x.npy and
-y.npy only, so that an added file does not open a fresh budget.
+between, and if it is written to, no more is read. A checkpoint identifies the folder by all of its files; a ledger
+identifies the records by x.npy and y.npy only, so that an added file does not open a fresh budget.
 """
 
 from __future__ import annotations
@@ -31,7 +31,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dither.data.dataset import Dataset, LoadOptions, MappedArray, Part, blocks, make_dataset, zeros_aligned
+from dither.data.dataset import (
+    Dataset,
+    LoadOptions,
+    MappedArray,
+    Part,
+    blocks,
+    last_written,
+    make_dataset,
+    zeros_aligned,
+)
 from dither.data.hashing import RecordHasher, RecordHashes, file_digest, hash_arrays, join_hashes
 from dither.data.schema import (
     NOT_COVERED,
@@ -337,9 +346,12 @@ def _check_records(folder: Path, name: str, x: np.ndarray, hasher: RecordHasher 
             f"{folder.name!r}: {name} is stored column by column (Fortran order), so each record is spread over "
             "the whole file; save numpy.ascontiguousarray of it"
         )
+    written = last_written(x)
     digest, bad = _examine(x, hasher)
     if bad >= 0:
         raise DataError(_not_finite(folder.name, name, x.reshape(len(x), -1), bad))
+    if last_written(x) != written:
+        raise DataError(f"{str(folder / name)!r} changed while it was read; start again")
     return digest
 
 

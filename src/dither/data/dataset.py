@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import math
 import mmap
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -92,6 +93,7 @@ class MappedArray:
         if len(chosen) == 0:
             return
         for file in self._files:
+            file.check()
             file.advise(chosen)
         share = max(_ROWS, -(-len(chosen) // _READERS))
         cuts = [*range(0, len(chosen), share), len(chosen)]
@@ -123,21 +125,31 @@ class MappedArray:
 
 
 class _File(NamedTuple):
-    """An array in a mapped file; `offset` is where in the map it begins."""
+    """An array in a mapped file; `offset` is where in the map it begins. `written` says which file it is, and when
+    it was last written to."""
 
     array: np.ndarray
     map: mmap.mmap | None
     offset: int
+    written: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, array: np.ndarray) -> _File:
         base: Any = array
         while isinstance(base, np.ndarray):
             base = base.base
-        flat = array.reshape(len(array), -1)
+        flat, written = array.reshape(len(array), -1), last_written(array)
         if not isinstance(base, mmap.mmap) or not hasattr(base, "madvise"):
-            return cls(flat, None, 0)
-        return cls(flat, base, array.ctypes.data - np.frombuffer(base, np.uint8, 1).ctypes.data)
+            return cls(flat, None, 0, written)
+        return cls(flat, base, array.ctypes.data - np.frombuffer(base, np.uint8, 1).ctypes.data, written)
+
+    def check(self) -> None:
+        """`DataError` if the file was written to since: its records would be others than those that are charged.
+        Another file in its place does no harm, as this one stays mapped."""
+        now = last_written(self.array)
+        if now is not None and self.written is not None and now[0] == self.written[0] and now != self.written:
+            name = getattr(self.array, "filename", "")
+            raise DataError(f"{str(name)!r} was written to while its records were in use; start again")
 
     def advise(self, rows: np.ndarray) -> None:
         """Tell the system whether reading ahead pays."""
@@ -162,6 +174,15 @@ class _File(NamedTuple):
             margin = _AROUND // mmap.PAGESIZE * mmap.PAGESIZE
             first, stop = max(first - margin, 0), min(self.offset + stop + margin, len(self.map))
             self.map.madvise(mmap.MADV_DONTNEED, first, stop - first)
+
+
+def last_written(array: np.ndarray) -> tuple[int, int] | None:
+    """Of an array in a mapped file: which file lies at its path, and when it was last written to."""
+    try:
+        status = os.stat(getattr(array, "filename", None) or "")
+    except OSError:  # in memory, or gone
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def blocks(array: np.ndarray, size: int) -> Iterator[np.ndarray]:
