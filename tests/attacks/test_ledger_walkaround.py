@@ -525,6 +525,19 @@ def test_test_records_of_clients_are_known_by_what_they_hold(place, change):
     assert charges(place) == 3
 
 
+@pytest.mark.parametrize("count", [60, 200])
+def test_a_run_is_not_scored_on_its_own_training_records(place, count):
+    """Nothing was charged for them when they were declared public as test records, in the very first run."""
+    people(seed=4).to_csv(place / "new.csv", index=False)
+    people(seed=4)[:count].sort_values("age").to_csv(place / "test.csv", index=False)
+    values = {"data.test_path": str(place / "test.csv"), "data.test_public": True}
+    with pytest.raises(SpecError, match=r"test\.csv' is declared public, but it and new\.csv.* share"):
+        train(place, place / "new.csv", values=values)
+    assert charges(place) == 1
+    people(seed=6)[:count].to_csv(place / "test.csv", index=False)
+    assert train(place, place / "new.csv", values=values).test_accuracy is not None
+
+
 def test_test_arrays_beside_the_others_are_not_charged_ones(place):
     """A file of arrays that was dealt out anew: what the first run trained on was the second one's test part."""
     rng = np.random.default_rng(3)

@@ -199,6 +199,8 @@ def spending(
     anchor = folder.path / "local" / "ledger-anchor.json"
     book = Ledger(ledger or Ledger.default_path(), anchor=anchor)
     datasets = _identified(experiment, book, new_ledger=new_ledger)
+    if spec.private:
+        _check_test_records(experiment)  # again: the run's own training records are known by now
     held_out = _held_out(experiment, book)
     for dataset, rows in zip(datasets, held_out, strict=True):
         if spec.scored and rows:
@@ -231,13 +233,19 @@ def spending(
 def check_public(experiment: Experiment) -> None:
     """`SpecError` if records that are declared public, for training or for scores, were charged before."""
     spec, dataset = experiment.spec.data, experiment.dataset
-    if experiment.spec.scored and (spec.test_path or dataset.test_hashes is not None):
-        build.refuse_charged(spec.test_path or spec.path, dataset.test_hashes)
+    _check_test_records(experiment)
     files: list[tuple[str, RecordHashes | None]] = [(spec.path, dataset.record_hashes)]
     if dataset.sources:
         files = [(str(source.path), source.record_hashes) for source in dataset.sources]
     for path, rows in files if spec.public else ():
         build.refuse_charged(path, rows)
+
+
+def _check_test_records(experiment: Experiment) -> None:
+    """`SpecError` if test records that are declared public are known to a ledger."""
+    spec, hashes = experiment.spec.data, experiment.dataset.test_hashes
+    if experiment.spec.scored and (spec.test_path or hashes is not None):
+        build.refuse_charged(spec.test_path or spec.path, hashes)
 
 
 def _identified(experiment: Experiment, book: Ledger, *, new_ledger: bool) -> list[str]:
