@@ -37,6 +37,7 @@ from dither.data.dataset import (
     MappedArray,
     Part,
     blocks,
+    check_not_written,
     last_written,
     make_dataset,
     zeros_aligned,
@@ -350,8 +351,7 @@ def _check_records(folder: Path, name: str, x: np.ndarray, hasher: RecordHasher 
     digest, bad = _examine(x, hasher)
     if bad >= 0:
         raise DataError(_not_finite(folder.name, name, x.reshape(len(x), -1), bad))
-    if last_written(x) != written:
-        raise DataError(f"{str(folder / name)!r} changed while it was read; start again")
+    check_not_written(x, written)
     return digest
 
 

@@ -144,12 +144,8 @@ class _File(NamedTuple):
         return cls(flat, base, array.ctypes.data - np.frombuffer(base, np.uint8, 1).ctypes.data, written)
 
     def check(self) -> None:
-        """`DataError` if the file was written to since: its records would be others than those that are charged.
-        Another file in its place does no harm, as this one stays mapped."""
-        now = last_written(self.array)
-        if now is not None and self.written is not None and now[0] == self.written[0] and now != self.written:
-            name = getattr(self.array, "filename", "")
-            raise DataError(f"{str(name)!r} was written to while its records were in use; start again")
+        """`DataError` if the file was written to since: its records would be others than those charged."""
+        check_not_written(self.array, self.written)
 
     def advise(self, rows: np.ndarray) -> None:
         """Tell the system whether reading ahead pays."""
@@ -183,6 +179,15 @@ def last_written(array: np.ndarray) -> tuple[int, int] | None:
     except OSError:  # in memory, or gone
         return None
     return status.st_ino, status.st_mtime_ns
+
+
+def check_not_written(array: np.ndarray, since: tuple[int, int] | None) -> None:
+    """`DataError` if an array's file was written to after this (`last_written`). Another file in its place does no
+    harm: the array stays the one that is mapped."""
+    now = last_written(array)
+    if now is not None and since is not None and now[0] == since[0] and now != since:
+        name = str(getattr(array, "filename", ""))
+        raise DataError(f"{name!r} was written to while its records were in use; start again")
 
 
 def blocks(array: np.ndarray, size: int) -> Iterator[np.ndarray]:

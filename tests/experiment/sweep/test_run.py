@@ -21,6 +21,7 @@ from dither.experiment.sweep.result import draw_sweep
 from dither.experiment.sweep.run import differing, product
 from dither.simulation import engine
 from dither.spec import Spec
+from dither.types import epsilon_text
 
 DATASET = synthetic_data(160, 3).dataset
 BASE = Spec.from_preset("adult").with_values(
@@ -274,7 +275,7 @@ def test_each_run_of_a_private_sweep_is_charged(tmp_path):
     (dataset,) = book.datasets()
     assert len(book.spent(dataset)[0].runs) == 2
     assert 1.0 < book.spent(dataset)[0].epsilon < 1.5
-    assert f"comes to ε = {book.spent(dataset)[0].epsilon:.4g}" in result.warnings()[0]
+    assert f"comes to ε = {epsilon_text(book.spent(dataset)[0].epsilon, digits=4)}" in result.warnings()[0]
     assert "train_loss" not in (tmp_path / "out" / "curves.csv").read_text()
     again = sweep.sweep(values, {"privacy.epsilon": [0.5, 1.0]}, out=tmp_path / "out", ledger=ledger)
     assert again.table() == result.table()
