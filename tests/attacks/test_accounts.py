@@ -228,6 +228,49 @@ def charges(place):
     return sum(entry.kind == "charge" for entry in Ledger(place / "ledger.sqlite").history())
 
 
+def test_streamed_records_are_those_that_are_charged(tmp_path):
+    """The nightly export writes over the file that a run streams its records from, and the rest of the rounds was
+    made with people whose account knew nothing of it. Another file in its place is not read."""
+    folder, rng = tmp_path / "arrays", np.random.default_rng(0)
+    folder.mkdir()
+    export = [rng.normal(mean, 1, (200, 3)).astype(np.float32) for mean in (0, 5)]
+    np.save(folder / "y.npy", rng.integers(0, 2, 200))
+    losses = []
+    for number, overwrites in enumerate((False, None, True)):
+        np.save(folder / "x.npy", export[0])
+
+        def later(row, overwrites=overwrites):
+            if row["round"] == 2 and overwrites is not None:
+                target = folder / ("x.npy" if overwrites else "new.npy")
+                np.save(target, export[1])
+                target.replace(folder / "x.npy")
+
+        spec = Spec().with_values(
+            {
+                "method": "cpfed",
+                "num_clients": 2,
+                "cohort_size": 2,
+                "num_rounds": 6,
+                "eval_every": 2,
+                "batch_size": 4,
+            }
+            | {"batch_sampling": "poisson", "sampling_rate": 0.05, "randomness": "seeded", "data.name": ""}
+            | {"data.path": str(folder), "data.stream": "yes", "data.test_fraction": 0.0},
+            reset_options=True,
+        )
+        arguments = {
+            "out": tmp_path / f"run-{number}",
+            "ledger": tmp_path / "ledger.sqlite",
+            "on_evaluation": later,
+        }
+        if overwrites:
+            with pytest.raises(DataError, match=r"x\.npy' was written to while its records were in use"):
+                dither.run(spec, **arguments)
+        else:
+            losses.append(dither.run(spec, **arguments).local.train_loss)
+    assert losses[0] == losses[1]
+
+
 def test_no_file_is_charged_for_counts_that_another_one_refuses(tmp_path):
     """The first file had paid before the second could not, or turned out to hold the same records."""
     files = [tmp_path / name for name in ("north.csv", "south.csv")]

@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 import dither
 from dither import cli
 from dither.accounting.ledger.runs import EVERY_RECORD, Budget, Ledger, data_id
+from dither.accounting.ledger.store import known_records
+from dither.data import hash_records
 from dither.errors import BudgetExhausted, ConfigError, DitherError, SpecError
 from dither.experiment.build import build_experiment
 from dither.experiment.folder import RunFolder
@@ -224,7 +226,7 @@ def test_charged_records_are_not_public_in_another_dress(place):
     for values, trained in (
         ({"data.public": True}, path),
         ({"data.test_path": str(path), "data.test_public": True}, place / "new.csv"),
-        ({"data.test_path": str(path), "data.public": True}, place / "new.csv"),
+        ({"data.test_path": str(path), "data.public": True, "data.test_public": True}, place / "new.csv"),
     ):
         with pytest.raises(SpecError, match=r"declared public.*people\.csv.* as private"):
             train(place, trained, values=values)
@@ -239,6 +241,23 @@ def test_charged_records_are_not_public_in_another_dress(place):
                 values={"data.label": "sick"},
             )
     assert charges(place) == 1
+
+
+def test_charged_records_are_not_public_among_others(place):
+    """Two fifths of a table that was declared public were charged patients, and nothing was said: less than half.
+    Rows that are equal by chance are no people."""
+    mixed = pd.concat([people()[:80], people(seed=1)[:120]])
+    mixed.to_csv(place / "mixed.csv", index=False)
+    with pytest.raises(SpecError, match=r"declared public.*people\.csv.* share 40% of the smaller one's records"):
+        train(place, place / "mixed.csv", values={"data.public": True})
+    rng = np.random.default_rng(0)
+    for name, count in (("charged", 400), ("open", 60)):
+        table = pd.DataFrame({"a": rng.integers(0, 30, count), "b": rng.integers(0, 30, count)})
+        table.assign(sick=rng.choice(["no", "yes"], count)).to_csv(place / f"{name}.csv", index=False)
+    dither.statistics(str(place / "charged.csv"), epsilon=0.1)
+    (chance,) = known_records(hash_records(place / "open.csv"))
+    assert 0.05 < chance.shared.share < 0.5
+    dither.statistics(str(place / "open.csv"), epsilon=0.1, public=True)
 
 
 def test_charged_records_are_not_public_with_other_columns(place):
@@ -260,7 +279,8 @@ def test_charged_records_are_not_public_wherever_that_is_said(place):
     written = invoke("data", "schema", path, "--label", "sick", "--public", "--out", place / "schema.toml")
     assert "declared public" in str(written.exception)
     assert not (place / "schema.toml").exists()
-    scored = spec_of(place / "new.csv", **{"data.public": True, "data.test_path": path})
+    public = {"data.public": True, "data.test_public": True}
+    scored = spec_of(place / "new.csv", **public, **{"data.test_path": path})
     with pytest.raises(SpecError, match="declared public"):
         dither.sweep(scored, {"privacy.epsilon": [0.5, 1.0]}, out=place / "sweep")
     dither.data.draft(place / "new.csv", "sick").schema.save(place / "schema.toml")
@@ -401,6 +421,61 @@ def test_a_budget_is_not_raised_without_a_second_word(place):
     assert "raised from ε=0.5 (" in history[-1]["what"]
 
 
+def test_a_budget_is_for_the_records_however_they_are_saved(place):
+    """A budget that was set before the first charge was for the bytes of one file: 0.5 was set, the table saved
+    again with other line ends, and 4 spent."""
+    table, again = place / "mine.csv", place / "again.csv"
+    people(seed=5).to_csv(table, index=False)
+    assert invoke("budget", "set", table, "--epsilon", 0.5).exit_code == 0
+    people(seed=5).sort_values("age").to_csv(again, index=False, lineterminator="\r\n")
+    with pytest.raises(DitherError, match=r"'again\.csv' and data set .*mine\.csv.* share 100%"):
+        dither.statistics(str(again), epsilon=4.0)
+    assert "share 100%" in str(invoke("budget", "set", again, "--epsilon", 9).exception)
+    assert (
+        invoke("budget", "same", again, "mine.csv").exit_code != 0
+    )  # not by the name of a file that is not there
+    assert invoke("budget", "same", again, table).exit_code == 0
+    with pytest.raises(BudgetExhausted):
+        dither.statistics(str(again), epsilon=4.0)
+    assert charges(place) == 1
+
+
+def test_what_was_spent_is_not_denied_of_a_table_that_was_saved_again(place):
+    """`dither budget show` said that nothing had been charged."""
+    people().to_csv(place / "again.csv", index=False, lineterminator="\r\n")
+    shown = invoke("budget", "show", place / "again.csv")
+    assert re.search(
+        r"'again\.csv' and data set \w+ \(people\.csv\) .* share 100%", " ".join(shown.output.split())
+    )
+    people(seed=8).to_csv(place / "new.csv", index=False)
+    assert invoke("budget", "set", place / "new.csv", "--epsilon", 1).exit_code == 0
+    for shown in (invoke("budget", "show", place / "new.csv"), invoke("budget", "show")):
+        assert shown.exit_code == 0
+        assert "share" not in shown.output
+
+
+def test_a_budget_of_one_ledger_is_not_forgotten_in_another(place):
+    people(seed=5).to_csv(place / "mine.csv", index=False)
+    assert invoke("budget", "set", place / "mine.csv", "--epsilon", 0.5).exit_code == 0
+    other = ("--ledger", place / "other.sqlite")
+    assert "new-ledger" in str(invoke("budget", "set", place / "mine.csv", "--epsilon", 9, *other).exception)
+    with pytest.raises(DitherError, match="new-ledger"):
+        dither.statistics(str(place / "mine.csv"), epsilon=4.0, ledger=place / "other.sqlite")
+    second = invoke("budget", "set", place / "mine.csv", "--epsilon", 9, "--new-ledger", *other)
+    assert second.exit_code == 0
+    dither.statistics(str(place / "mine.csv"), epsilon=4.0, ledger=place / "other.sqlite")
+
+
+def test_the_owners_word_on_a_file_holds_when_it_is_saved_again(place):
+    """Too many columns are others for the ledger to see that these are the same people."""
+    other = people().assign(age=lambda t: t.age + 0.5, weight=lambda t: t.weight * 2.2, height=0, pulse=0, x=1)
+    other.to_csv(place / "other.csv", index=False)
+    assert invoke("budget", "same", place / "other.csv", place / "people.csv").exit_code == 0
+    other.to_csv(place / "again.csv", index=False, lineterminator="\r\n")
+    with pytest.raises(DitherError, match=r"'again\.csv' and data set .* share 100%"):
+        dither.statistics(str(place / "again.csv"), epsilon=4.0)
+
+
 # Test records that are chosen after training
 
 
@@ -434,6 +509,51 @@ def test_two_runs_that_begin_together_do_not_both_call_their_test_split_public(p
     assert charges(place) == 3
 
 
+@pytest.mark.parametrize("change", [{"data.test_fraction": 0.3}, {"data.path": "sorted.csv"}])
+def test_test_records_of_clients_are_known_by_what_they_hold(place, change):
+    """They were known by their rows among the pooled records. Another share that is held out before, or the rows
+    in another order, put other records there: those that the first run had trained on were scored exactly."""
+    table = people(count=300, seed=9)
+    table.to_csv(place / "mine.csv", index=False)
+    table.sort_values("age").to_csv(place / "sorted.csv", index=False)
+    values = {"data.split": "per-client", "data.test_public": True, "data.id": "mine"}
+    train(place, place / "mine.csv", values=values)
+    train(place, place / "mine.csv", values={**values, "privacy.epsilon": 0.5})  # the same ones
+    path = place / change.get("data.path", "mine.csv")
+    with pytest.raises(SpecError, match=r"data\.test_public declares records of mine"):
+        train(place, path, values={**values, **change, "data.path": str(path)})
+    assert charges(place) == 3
+
+
+@pytest.mark.parametrize("count", [60, 200])
+def test_a_run_is_not_scored_on_its_own_training_records(place, count):
+    """Nothing was charged for them when they were declared public as test records, in the very first run."""
+    people(seed=4).to_csv(place / "new.csv", index=False)
+    people(seed=4)[:count].sort_values("age").to_csv(place / "test.csv", index=False)
+    values = {"data.test_path": str(place / "test.csv"), "data.test_public": True}
+    with pytest.raises(SpecError, match=r"test\.csv' is declared public, but it and new\.csv.* share"):
+        train(place, place / "new.csv", values=values)
+    assert charges(place) == 1
+    people(seed=6)[:count].to_csv(place / "test.csv", index=False)
+    assert train(place, place / "new.csv", values=values).test_accuracy is not None
+
+
+def test_test_arrays_beside_the_others_are_not_charged_ones(place):
+    """A file of arrays that was dealt out anew: what the first run trained on was the second one's test part."""
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(0, 1, (300, 3)), rng.integers(0, 2, 300)
+    for name, tested in (("one", slice(200, 300)), ("two", slice(0, 100))):
+        parts = {f"{key}_test": array[tested] for key, array in (("x", x), ("y", y))}
+        parts |= {f"{key}_train": np.delete(array, tested, axis=0) for key, array in (("x", x), ("y", y))}
+        np.savez(place / f"{name}.npz", **parts)
+    values = {"data.label": "", "data.test_public": True, "data.id": "arrays"}
+    train(place, place / "one.npz", values=values)
+    train(place, place / "one.npz", values={**values, "privacy.epsilon": 0.5})  # the same ones
+    with pytest.raises(SpecError, match=r"data\.test_public declares records of arrays"):
+        train(place, place / "two.npz", values=values)
+    assert charges(place) == 3
+
+
 def test_test_records_beside_a_folders_arrays_are_not_charged_ones(place):
     frame, folder = people(), place / "arrays"
     folder.mkdir()
@@ -449,3 +569,17 @@ def test_test_records_beside_a_folders_arrays_are_not_charged_ones(place):
     values = {"data.label": "", "data.test_public": True}
     with pytest.raises(SpecError, match=r"declared public.*two\.csv"):
         train(place, folder, values=values)
+
+
+def test_test_arrays_of_a_folder_are_not_trained_on(place):
+    """A ledger knows a folder by x.npy. Its test records, pooled with the others and dealt out anew, were trained
+    on in any number of runs, and an account of their own was as fresh as ever."""
+    folder, rng = place / "arrays", np.random.default_rng(3)
+    folder.mkdir()
+    for name in ("", "_test"):
+        np.save(folder / f"x{name}.npy", rng.normal(0, 1, (100, 2)))
+        np.save(folder / f"y{name}.npy", rng.integers(0, 2, 100))
+    for split in ("per-client", "validation"):
+        with pytest.raises(SpecError, match=r"would train on x_test\.npy"):
+            train(place, folder, values={"data.label": "", "data.split": split})
+    assert charges(place) == 1

@@ -215,6 +215,42 @@ def test_where_the_model_does_not_move_released_files_of_two_worlds_are_the_same
     assert {name for name in first if first[name] != second[name]} == set()
 
 
+def test_training_records_that_are_public_make_no_test_records_public(tmp_path):
+    """data.public is about data.path. Exact scores on the table of data.test_path were released with it."""
+    path, test = write_table(tmp_path / "t.csv"), write_table(tmp_path / "test.csv", other=True)
+    values = {"data.public": True, "data.test_path": str(test), "randomness": "seeded"}
+    made = dither.run(own_spec(path, **values), out=tmp_path / "run")
+    assert made.test_accuracy is made.scores is None
+    assert all(row["test_accuracy"] is None for row in made.evaluations)
+    declared = own_spec(path, **values, **{"data.test_public": True})
+    assert dither.run(declared, out=tmp_path / "scored").test_accuracy is not None
+
+
+def test_what_an_audit_of_own_records_found_is_in_no_statement(small, tmp_path):
+    """It is exact, and local/ is where it lies; a statement is handed out."""
+    row = {"view": "upload", "adjacency": "replace-one", "unit": "run", "delta": 1e-5, "proven": 2.0}
+    row["attacked"] = {"value": 0.777, "form": "counts", "confidence": 0.95}
+    for name, local in (("local/audit.json", True), ("audit.json", False)):
+        copy = tmp_path / name.replace("/", "-")
+        shutil.copytree(small, copy)
+        (copy / name).write_text(json.dumps({"rows": [row]}))
+        made = dither.load(copy)
+        assert made.epsilon.attacked[0].local == local
+        assert ("0.777" in dither.statement(copy).to_markdown()) != local
+        lines = [what for what, value in made.epsilon.lines([]) if "0.777" in value]
+        assert lines == ["attacked ε, local, not private" if local else "attacked ε"]
+        shown = CliRunner().invoke(app, ["account", str(copy)]).output
+        assert ("attacked (local, not" in shown) == local
+
+
+@pytest.mark.slow
+def test_an_audit_of_own_records_says_that_it_is_local(tmp_path):
+    path = write_table(tmp_path / "t.csv")
+    spec = own_spec(path, **{"randomness": "seeded"})
+    outcome = dither.audit(spec, views=("upload",), trials=200, rounds=1)
+    assert outcome.notes[-1].startswith("local, not private")
+
+
 def test_exact_training_scores_are_not_among_the_released_metrics(small, tmp_path):
     for row in runs.RunFolder(small).metrics():
         assert set(row) <= {"round", "test_accuracy", "loss", "seconds"}

@@ -57,7 +57,7 @@ def test_a_users_own_data_is_always_charged_and_the_budget_holds(place):
     assert "has spent" in second.stderr
     assert not (place / "two").exists()
     history = json.loads(dither("budget", "history", "--json", cwd=place, **ledger).stdout)
-    assert history[0]["what"].startswith("budget")
+    assert [row["what"].split()[0] for row in history[:3]] == ["data:", "budget", "rounds"]
     assert any("rounds 0 to 9" in row["what"] for row in history)
 
 

@@ -69,6 +69,8 @@ def test_classes_that_cannot_be_found_are_asked_for_before_anything_is_spent(fol
         ({"batch_size": 5000}, "batch_size=5000 exceeds the 1920 training records"),
         ({"data.records_per_client": 5000}, "records_per_client=5000"),
         ({"data.test_fraction": 0.0}, "leaves no record for the evaluation"),
+        ({"data.public": True}, "'data.public' follows"),
+        ({"data.test_public": True}, "'data.test_public' follows"),
     ],
 )
 def test_what_needs_only_counts_is_refused_before_anything_is_spent(folder, tmp_path, values, said):

@@ -12,6 +12,8 @@ from scipy.stats import norm
 from dither.accounting.gaussian import gaussian_epsilon
 from dither.accounting.ledger import Budget, Charge, Ledger
 from dither.accounting.ledger.runs import EVERY_RECORD
+from dither.data import Label, Numeric, Schema
+from dither.data.schema import SchemaPrivacy
 from dither.errors import SpecError
 from dither.experiment.account import spent_parts
 from dither.experiment.report import TOGETHER, LedgerCharge, SpentPart
@@ -48,6 +50,34 @@ def test_the_statement_gives_the_proven_value_of_the_specs_adversary(report):  #
     assert "was not charged to a ledger" in text
     assert "condition fails: every client takes part" in text
     assert "noise comes from a seed" not in statement(replace(report, randomness="os")).to_markdown()
+
+
+def test_a_private_schema_counts_where_the_ledger_is_not(report, tmp_path):  # noqa: F811
+    """On the officer's machine there is no ledger. What the schema spent was left out of ε, without a word."""
+    label = Label("y", ("no", "yes"), "private")
+    bounds = Numeric.with_bounds("age", (0.0, 100.0), "private")
+    schema = Schema(label, (bounds,), privacy=SchemaPrivacy(0.5, 1e-6))
+    schema.save(tmp_path / "schema.toml")
+    row = replace(report.epsilon.proven(), adjacency="zero-out", value=2.0)
+    epsilon = replace(report.epsilon, adjacency="zero-out", table=(row,))
+    run = replace(
+        report, folder=tmp_path, epsilon=epsilon, ledger=LedgerCharge(str(tmp_path / "gone.sqlite"), "table")
+    )
+    *parts, both = spent_parts(run)
+    assert [part.what for part in parts] == ["schema", "training"]
+    assert [part.epsilon for part in parts] == pytest.approx([0.5, 2.0], abs=1e-3)
+    assert (both.epsilon, both.delta) == pytest.approx((2.5, 1.1e-5), abs=1e-3)
+    assert both.terms.endswith("zero-out")
+    for each in (run, replace(run, ledger=None)):
+        text = statement(each).to_markdown()
+        assert f"With its private schema it is ε = {epsilon_text(both.epsilon)} at δ = 1.1e-05" in text
+        assert "| schema | 0.5 | 1e-06 |" in text
+    replaced = replace(
+        run, epsilon=replace(epsilon, adjacency="replace-one", table=(replace(row, adjacency="replace-one"),))
+    )
+    assert spent_parts(replaced)[0].epsilon > 0.99  # another neighbour relation costs the schema more, too
+    schema.as_public().save(tmp_path / "schema.toml")
+    assert "With its private schema" not in statement(replace(report, folder=tmp_path)).to_markdown()
 
 
 def test_what_was_spent_in_all_is_at_the_terms_of_the_run(report, tmp_path):  # noqa: F811

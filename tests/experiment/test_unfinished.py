@@ -41,3 +41,10 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
 def test_the_folder_follows_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("DITHER_CACHE", str(tmp_path))
     assert cache_folder("unfinished") == tmp_path / "unfinished"
+
+
+def test_other_users_cannot_read_what_an_audit_has_found(tmp_path):
+    """Of a user's own records it is exact; the file was as open as the cache folder."""
+    kept = Unfinished(tmp_path, "audit", 1)
+    kept.put("one", 1)
+    assert kept.path.stat().st_mode & 0o077 == 0

@@ -47,6 +47,17 @@ def test_what_a_federation_counted_is_in_the_proven_epsilon(tmp_path, index):
     assert [(part["what"], part["epsilon"]) for part in proven["parts"]] == parts[:-1]
 
 
+def test_what_a_private_schema_spent_is_in_the_proven_epsilon(tmp_path, index):
+    """The model follows from it too, and only the training was shown."""
+    (make_run(tmp_path) / "schema.toml").write_text("[privacy]\nepsilon = 0.5\ndelta = 1e-6\n")
+    proven = rows(index)["run"]["proven"]
+    assert (proven["value"], proven["delta"]) == pytest.approx((1.4995, 1.1e-5))
+    assert [(part["what"], part["epsilon"]) for part in proven["parts"]] == [("schema", 0.5), ("training", 0.9995)]
+    for number, text in enumerate(("[privacy]\nepsilon = 'x'\ndelta = 1", "privacy = 3", "[", "")):
+        (make_run(tmp_path, name=f"odd-{number}") / "schema.toml").write_text(text)
+        assert rows(index)[f"odd-{number}"]["proven"]["value"] == 0.9995
+
+
 def test_the_proven_epsilon_is_that_of_the_spec_own_neighbours(tmp_path, index):
     make_run(tmp_path, values={"privacy.adjacency": "replace-one"})
     assert rows(index)["run"]["proven"]["value"] == 2.09

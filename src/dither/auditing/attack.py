@@ -123,7 +123,10 @@ def audit(
         if on_row:
             on_row(rows[-1])
     finished.done()
-    return Audit(experiment.spec, confidence, claim, rows, auditor.notes, results)
+    notes = list(auditor.notes)
+    if experiment.spec.data.path:
+        notes.append("local, not private: measured with your own records at hand, which no ε covers")
+    return Audit(experiment.spec, confidence, claim, rows, notes, results)
 
 
 def _check_options(views: Sequence[str], options: _Options) -> None:

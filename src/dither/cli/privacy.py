@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,12 +13,13 @@ import typer
 from typer import Argument, Option
 
 from dither.cli import common
-from dither.errors import ConfigError, SpecError
+from dither.errors import ConfigError, DataError, SpecError
 from dither.types import epsilon_text
 
 if TYPE_CHECKING:
     from dither.accounting import ProvenRow
     from dither.auditing.report import Audit, AuditRow
+    from dither.data import RecordHashes
     from dither.experiment.account import PrivacyReport
     from dither.experiment.report import AttackedRow, SpentPart
 
@@ -75,7 +78,8 @@ def _print_account(report: PrivacyReport) -> None:
         rows.append({"": kind, "ε": epsilon_text(row.value), "per": row.unit, **_seen(row), "source": row.recipe})
     for shown in epsilon.attacked:
         value, form = f">= {epsilon_text(shown.value, 'down')}", shown.form.split(":")[0]
-        rows.append({"": "attacked", "ε": value, "per": shown.unit, **_seen(shown), "source": form})
+        kind = f"attacked ({common.LOCAL})" if shown.local else "attacked"
+        rows.append({"": kind, "ε": value, "per": shown.unit, **_seen(shown), "source": form})
     common.print_table(rows, title=f"{report.method}: claimed and proven ε at δ = {claim.delta:g}")
     for line in _remarks(epsilon.notable):
         typer.echo(line)
@@ -338,7 +342,11 @@ def budget_show(
     named = {_data_id(ledger, file): file for file in _files(data)} if data else {}
     by_file = sorted(ledger.datasets(), key=lambda dataset: ledger.called(dataset).partition("(")[::-1])
     for dataset in named or by_file:
-        for spent in ledger.spent(dataset, **terms):
+        spent_here = ledger.spent(dataset, **terms)
+        records = _own_records(named[dataset]) if named and not spent_here else None
+        if records and (known := ledger.known_as(dataset, records(), file=Path(named[dataset]).name)):
+            common.say(known, "note:", "bold yellow")
+        for spent in spent_here:
             budget, not_covered = spent.budget, [gap for gap in (*spent.numbers, spent.not_covered) if gap]
             gaps |= dict.fromkeys(not_covered)
             rows.append(
@@ -355,14 +363,16 @@ def budget_show(
                 }
             )
     footer = "\n".join(f"not covered: {gap}" for gap in gaps)
-    _print_charges(ledger, rows, f"Proven ε spent, by {ledger.path}", footer)
+    _print_charges(ledger, rows, f"Proven ε spent, by {ledger.path}", footer, data)
 
 
-def _print_charges(ledger: Any, rows: list[dict[str, Any]], title: str, footer: str = "") -> None:
+def _print_charges(
+    ledger: Any, rows: list[dict[str, Any]], title: str, footer: str = "", data: str | None = None
+) -> None:
     if rows or not common.output().text:
         common.print_table(rows, title=title, footer=footer)
     else:
-        typer.echo(f"nothing has been charged to {ledger.path}")
+        typer.echo(f"nothing has been charged to {ledger.path}{f' for {data}' if data else ''}")
 
 
 # reason: one parameter an option, as Typer has it
@@ -378,6 +388,7 @@ def budget_set(
     ] = None,
     id: Annotated[str, Option(help="Your name for these records: files with one name are charged together.")] = "",
     ledger_file: common.LedgerFile = None,
+    new_ledger: common.NewLedger = False,
     yes: Annotated[bool, Option("--yes", help="Raise a budget without confirmation.")] = False,
 ) -> None:
     """Set a budget. A run stops at the last round it can afford. Raising a budget asks for confirmation."""
@@ -386,11 +397,12 @@ def budget_set(
     ledger = _ledger(ledger_file)
     limit = Budget(epsilon, delta, view, adjacency).check()
     files = _files(data)
-    for file in files:
-        dataset = _data_id(ledger, file)
-        if id:
-            name = f"{id}/{Path(file).stem}" if len(files) > 1 else id
-            ledger.identify(dataset, file=Path(file).name, name=name)
+    datasets = {file: _data_id(ledger, file) for file in files}
+    for file, dataset in datasets.items():  # whose records it is for: it holds for them in another file, too
+        name = f"{id}/{Path(file).stem}" if id and len(files) > 1 else id
+        rows = _own_records(file)
+        ledger.identify(dataset, rows, file=Path(file).name if rows else "", name=name, new_ledger=new_ledger)
+    for file, dataset in datasets.items():
         client = ledger.client(dataset, client) if client else None
         was, raising = ledger.budget(dataset, client), yes
         if was is not None and not limit.within(was) and common.asks(yes):
@@ -405,7 +417,10 @@ def budget_set(
 def budget_same(data: Data, known: Known, ledger_file: common.LedgerFile = None) -> None:
     """Declare that a file holds records of a known data set: the two are charged together from now on."""
     ledger = _ledger(ledger_file)
-    ledger.identify(_data_id(ledger, data), file=Path(data).name, name=_known(ledger, known))
+    dataset = _data_id(ledger, data)
+    ledger.identify(dataset, file=Path(data).name, name=_known(ledger, known))
+    with suppress(DataError):  # where it is also like others, on which its owner has not decided
+        ledger.identify(dataset, _own_records(data))
     _recorded(f"{data} is charged together with {ledger.called(_known(ledger, known))}")
 
 
@@ -445,7 +460,7 @@ def budget_history(
     """List every charge and every change of a budget, oldest first, and check that nothing was edited."""
     ledger = _ledger(ledger_file)
     rows = [_history_row(entry) for entry in ledger.history(_data_id(ledger, data) if data else None)]
-    _print_charges(ledger, rows, f"History of {ledger.path}")
+    _print_charges(ledger, rows, f"History of {ledger.path}", data=data)
 
 
 def _history_row(entry: Any) -> dict[str, Any]:
@@ -498,6 +513,14 @@ def _files(data: str) -> list[str]:
     from dither.data.tables import table_files
 
     return [str(file) for file in table_files(data)] or [data]
+
+
+def _own_records(data: str) -> Callable[[], RecordHashes] | None:
+    """What says which records a file holds; None for a set of the catalogue, or one of the ledger by its name."""
+    from dither.data import entries, hash_records
+
+    own = data not in entries() and Path(data).expanduser().exists()
+    return partial(hash_records, data) if own else None
 
 
 def _data_id(ledger: Any, data: str) -> str:

@@ -11,8 +11,8 @@ they are uint8.
 
 Labels and groups of a folder are copied into memory. Each load reads the records once, for their digest and to
 check that every number is finite, through the same mapping that training uses: the file cannot be swapped in
-between. A checkpoint identifies the folder by all of its files; a ledger identifies the records by x.npy and
-y.npy only, so that an added file does not open a fresh budget.
+between, and if it is written to, no more is read. A checkpoint identifies the folder by all of its files; a ledger
+identifies the records by x.npy and y.npy only, so that an added file does not open a fresh budget.
 """
 
 from __future__ import annotations
@@ -31,7 +31,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dither.data.dataset import Dataset, LoadOptions, MappedArray, Part, blocks, make_dataset, zeros_aligned
+from dither.data.dataset import (
+    Dataset,
+    LoadOptions,
+    MappedArray,
+    Part,
+    blocks,
+    check_not_written,
+    last_written,
+    make_dataset,
+    zeros_aligned,
+)
 from dither.data.hashing import RecordHasher, RecordHashes, file_digest, hash_arrays, join_hashes
 from dither.data.schema import (
     NOT_COVERED,
@@ -102,7 +112,10 @@ def load_npz(path: StrPath, options: LoadOptions = LoadOptions()) -> Dataset:
     elif split and "x_test" in arrays:
         test = _npz_part(arrays, "_test", path.name)
     dataset = _assemble(train, test, _in_memory, arrays.get("classes"), options)
-    return dataset._replace(record_hashes=_hash_npz(arrays, path.name))
+    hashes = _hash_npz(arrays, path.name)
+    if test is not None and not options.test_path:
+        dataset = dataset._replace(test_rows=np.arange(hashes.whole.shape[1])[-len(test.y) :])
+    return dataset._replace(record_hashes=hashes)
 
 
 def read_arrays(path: StrPath, *, label: Label, labels: str = "required") -> Encoded:
@@ -134,7 +147,8 @@ def hash_npz(path: Path) -> RecordHashes:
 
 
 def _hash_npz(arrays: dict[str, np.ndarray], name: str) -> RecordHashes:
-    suffixes = [suffix for suffix in ("", "_train", "_test") if f"x{suffix}" in arrays] or [""]
+    """Training records first, test records last."""
+    suffixes = [suffix for suffix in ("_train", "", "_test") if f"x{suffix}" in arrays] or [""]
     parts = [_npz_part(arrays, suffix, name) for suffix in suffixes]
     return join_hashes([hash_arrays(part.x, part.y) for part in parts])
 
@@ -333,9 +347,11 @@ def _check_records(folder: Path, name: str, x: np.ndarray, hasher: RecordHasher 
             f"{folder.name!r}: {name} is stored column by column (Fortran order), so each record is spread over "
             "the whole file; save numpy.ascontiguousarray of it"
         )
+    written = last_written(x)
     digest, bad = _examine(x, hasher)
     if bad >= 0:
         raise DataError(_not_finite(folder.name, name, x.reshape(len(x), -1), bad))
+    check_not_written(x, written)
     return digest
 
 

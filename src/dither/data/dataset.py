@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import math
 import mmap
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -92,6 +93,7 @@ class MappedArray:
         if len(chosen) == 0:
             return
         for file in self._files:
+            file.check()
             file.advise(chosen)
         share = max(_ROWS, -(-len(chosen) // _READERS))
         cuts = [*range(0, len(chosen), share), len(chosen)]
@@ -123,21 +125,27 @@ class MappedArray:
 
 
 class _File(NamedTuple):
-    """An array in a mapped file; `offset` is where in the map it begins."""
+    """An array in a mapped file; `offset` is where in the map it begins. `written` says which file it is, and when
+    it was last written to."""
 
     array: np.ndarray
     map: mmap.mmap | None
     offset: int
+    written: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, array: np.ndarray) -> _File:
         base: Any = array
         while isinstance(base, np.ndarray):
             base = base.base
-        flat = array.reshape(len(array), -1)
+        flat, written = array.reshape(len(array), -1), last_written(array)
         if not isinstance(base, mmap.mmap) or not hasattr(base, "madvise"):
-            return cls(flat, None, 0)
-        return cls(flat, base, array.ctypes.data - np.frombuffer(base, np.uint8, 1).ctypes.data)
+            return cls(flat, None, 0, written)
+        return cls(flat, base, array.ctypes.data - np.frombuffer(base, np.uint8, 1).ctypes.data, written)
+
+    def check(self) -> None:
+        """`DataError` if the file was written to since: its records would be others than those charged."""
+        check_not_written(self.array, self.written)
 
     def advise(self, rows: np.ndarray) -> None:
         """Tell the system whether reading ahead pays."""
@@ -162,6 +170,24 @@ class _File(NamedTuple):
             margin = _AROUND // mmap.PAGESIZE * mmap.PAGESIZE
             first, stop = max(first - margin, 0), min(self.offset + stop + margin, len(self.map))
             self.map.madvise(mmap.MADV_DONTNEED, first, stop - first)
+
+
+def last_written(array: np.ndarray) -> tuple[int, int] | None:
+    """Of an array in a mapped file: which file lies at its path, and when it was last written to."""
+    try:
+        status = os.stat(getattr(array, "filename", None) or "")
+    except OSError:  # in memory, or gone
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+def check_not_written(array: np.ndarray, since: tuple[int, int] | None) -> None:
+    """`DataError` if an array's file was written to after this (`last_written`). Another file in its place does no
+    harm: the array stays the one that is mapped."""
+    now = last_written(array)
+    if now is not None and since is not None and now[0] == since[0] and now != since:
+        name = str(getattr(array, "filename", ""))
+        raise DataError(f"{name!r} was written to while its records were in use; start again")
 
 
 def blocks(array: np.ndarray, size: int) -> Iterator[np.ndarray]:
@@ -282,20 +308,23 @@ def all_records(dataset: Dataset) -> np.ndarray:
 def public_part(dataset: Dataset, part: str, fraction: float) -> Dataset:
     """The training records that are declared public ("public"), or the others ("private").
 
-    The part of a record depends on its row number only, never on a run's seed or on the record itself: for one
-    fraction the two parts never share a row, and a replaced record stays in its part. Test records are unchanged.
+    The part of a record depends on the number of its row in its file, never on a run's seed, on which records are
+    held out, on rows that are appended, or on the record itself: for one fraction the two parts never share a row,
+    and a replaced record stays in its part. Test records are unchanged.
     """
     if part not in ("public", "private"):
         raise DataError(f"part={part!r} is not one of 'public', 'private'")
-    total = len(dataset.y_train)
-    count = round(fraction * total)
-    if not 0 < count < total:
+    total, numbers, draws = len(dataset.y_train), _rows_in_files(dataset), stream(0, "public part")
+    if numbers is None:  # of the catalogue, whose training records are the same ones for everybody
+        is_public = np.zeros(total, dtype=bool)
+        is_public[draws.permutation(total)[: round(fraction * total)]] = True
+    else:
+        is_public = draws.random(int(numbers.max()) + 1)[numbers] < fraction
+    if is_public.all() or not is_public.any():
         raise DataError(
             f"public_fraction={fraction:g} of {total:,} training records leaves one of the parts empty; choose "
             f"another share"
         )
-    is_public = np.zeros(total, dtype=bool)
-    is_public[stream(0, "public part").permutation(total)[:count]] = True
     rows = np.flatnonzero(is_public if part == "public" else ~is_public)
     return dataset._replace(
         x_train=dataset.x_train[rows],
@@ -303,6 +332,16 @@ def public_part(dataset: Dataset, part: str, fraction: float) -> Dataset:
         groups=None if dataset.groups is None else dataset.groups[rows],
         notes=(*dataset.notes, f"{len(rows):,} of {total:,} training records: the {part} part"),
     )
+
+
+def _rows_in_files(dataset: Dataset) -> np.ndarray | None:
+    """The number that each training record's row has in its file; None for a set of the catalogue."""
+    files = dataset.sources or ([dataset] if dataset.record_hashes is not None else [])
+    hashes = [each.record_hashes.whole for each in files if each.record_hashes is not None]
+    held_out = [np.zeros(0, np.int64) if each.test_rows is None else each.test_rows for each in files]
+    kept = [np.setdiff1d(np.arange(each.shape[1]), out) for each, out in zip(hashes, held_out, strict=True)]
+    # Where records were pooled, those that were held out come last.
+    return np.concatenate([*kept, *held_out])[: len(dataset.y_train)] if files else None
 
 
 def stream(seed: int, purpose: str) -> np.random.Generator:

@@ -78,12 +78,12 @@ _PARTS = ("schema", "statistics", "evaluation")
 
 def spent_parts(report: Report, ledger: str | Path | None = None) -> tuple[SpentPart, ...]:
     """What the ledger says was spent on a run's records: each part by itself, and all parts composed. With several
-    files, the one that has spent most. Of a federation's run, what its server asked for. Empty if the ledger is
-    not on this machine."""
+    files, the one that has spent most. Of a federation's run, what its server asked for. If the ledger is not on
+    this machine, what the folder knows of: the run and its private schema, if it has one."""
     if report.ledger is None and report.federation is not None:
         return report.federation.split
     if report.ledger is None or not Path(ledger or report.ledger.file).is_file():
-        return ()
+        return _schema_and_run(report)
     book, row = Ledger(ledger or report.ledger.file), report.epsilon.main[0]
     accounts = charged_accounts(report, book)
     if not accounts:
@@ -97,6 +97,21 @@ def spent_parts(report: Report, ledger: str | Path | None = None) -> tuple[Spent
     gaps = tuple(gap for gap in (*spent.numbers, spent.not_covered) if gap)
     words = f"{SHORT_VIEWS[spent.view]}, {spent.adjacency}"
     return (*parts, SpentPart(TOGETHER, spent.epsilon, spent.delta, words, gaps))
+
+
+def _schema_and_run(report: Report) -> tuple[SpentPart, ...]:
+    """The ε of a private schema, of the run that was trained with it, and of both: their sum, as the folder does
+    not say what the run released."""
+    if report.schema is None or report.schema.privacy is None:
+        return ()
+    from dither.experiment.counting import release  # imports JAX, which a cached answer does not need
+
+    row, (epsilon, delta, _) = report.epsilon.proven(), report.schema.privacy
+    look = [Charge(EVERY_RECORD, [((release(epsilon, delta),), 1)])], Conditions()
+    schema = SpentPart("schema", composed([look], Budget(0.0, delta, row.view, row.adjacency))[0], delta)
+    words = f"{SHORT_VIEWS[row.view]}, {row.adjacency}"
+    both = SpentPart(TOGETHER, schema.epsilon + row.value, schema.delta + row.delta, words)
+    return schema, SpentPart("training", row.value, row.delta), both
 
 
 def charged_accounts(report: Report, book: Ledger) -> list[tuple[str, Spent]]:

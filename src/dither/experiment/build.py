@@ -628,7 +628,13 @@ def load_data(
     )
     if d.transform != "none":
         dataset = data.transformed(dataset, d.transform)
-    dataset = dataset if d.split in ("given", "rows") else data.pool(dataset)
+    if d.split not in ("given", "rows"):
+        if dataset.test_hashes is not None:  # a ledger knows the folder by the other records
+            raise SpecError(
+                f"data.split={d.split!r} would train on x_test.npy of {d.path!r}, which no ledger charges; leave "
+                "data.split out, or put all records into x.npy"
+            )
+        dataset = data.pool(dataset)
     return dataset if d.part == "all" else data.public_part(dataset, d.part, d.public_fraction)
 
 
@@ -636,7 +642,7 @@ def refuse_charged(path: str, rows: data.RecordHashes | None = None) -> None:
     """`SpecError` where a file that is declared public holds records that were charged to a ledger of this user,
     whatever it is called and however it is written: those are private. `rows` are their hashes."""
     for known in known_records(data.hash_records(path) if rows is None else rows):
-        if known.shared.share > 0.5 or known.shared.parts:  # a few whole rows may be equal by chance
+        if known.shared.share > 0.5 or known.shared.people:  # a few whole rows may be equal by chance
             raise SpecError(
                 f"{path!r} is declared public, but it and {known.file}, which was charged to {known.path!r} as "
                 f"private, share {known.shared}; leave it out"

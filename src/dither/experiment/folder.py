@@ -37,6 +37,7 @@ import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -392,12 +393,13 @@ class RunFolder:
             return None  # of an outcome that is being made anew, or a kill came before it was listed
         return self.read_json("summary.json")
 
-    def audit(self) -> dict[str, Any] | None:
-        """What `dither audit` has shown; of a user's own records it is exact, and so local."""
-        found = self.read_json("audit.json") or self.read_json("local/audit.json")
+    def audit(self) -> tuple[dict[str, Any] | None, bool]:
+        """What `dither audit` has shown, and whether it is exact, of a user's own records, and so local."""
+        released = self.read_json("audit.json")
+        found = released or self.read_json("local/audit.json")
         if found is not None and not isinstance(found.get("rows"), list):
             raise self._damaged("audit.json", "has no rows")
-        return found
+        return found, not released
 
     def local_summary(self) -> dict[str, Any]:
         """Outcomes that are exact: local, not private."""
@@ -572,7 +574,8 @@ class Unfinished:
         if self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, "a", encoding="utf-8") as file:
+        # Of an audit these are exact figures of the records: for the owner alone.
+        with open(self.path, "a", encoding="utf-8", opener=partial(os.open, mode=0o600)) as file:
             # A line that a kill cut off must not swallow this one.
             text = json.dumps([key, value], default=_plain)
             file.write("\n" * (file.tell() > 0) + json.dumps([text, zlib.crc32(text.encode())]) + "\n")

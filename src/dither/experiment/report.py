@@ -96,10 +96,11 @@ class AttackedRow:
     confidence: float
     proven: float
     claimed: float | None = None
+    local: bool = False  # measured with private records at hand: no ε covers it
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> AttackedRow:
-        return decode(cls, {**row, **row["attacked"], "delta": row["delta"]})
+    def from_json(cls, row: Mapping[str, Any], *, local: bool = False) -> AttackedRow:
+        return decode(cls, {**row, **row["attacked"], "delta": row["delta"]}, given={"local": local})
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,8 @@ class Epsilon:
             lines.append((f"target ε {client.target:g}", f"{who}: {both}, weight {client.weight:.3g} (mean 1)"))
         for row in self.attacked:
             attack = f"{row.adjacency}, against {ADVERSARIES[row.view]} ({row.confidence:.3g} confidence)"
-            lines.append(("attacked ε", f"at least {epsilon_text(row.value, 'down')} per {row.unit}, {attack}"))
+            what = "attacked ε, local, not private" if row.local else "attacked ε"
+            lines.append((what, f"at least {epsilon_text(row.value, 'down')} per {row.unit}, {attack}"))
         return [*lines, ("claimed ε", claim_text(self.claimed))]
 
     def by_target(self) -> list[tuple[str, ClientEpsilon]]:
@@ -398,9 +400,9 @@ class Report(Overview):
         summary, spec = folder.summary(), folder.spec()
         if summary is None:
             return None
-        audit = folder.audit()
+        audit, local = folder.audit()
         try:
-            attacked = [AttackedRow.from_json(row) for row in (audit or {}).get("rows", ())]
+            attacked = [AttackedRow.from_json(row, local=local) for row in (audit or {}).get("rows", ())]
             return cls.from_json(summary, folder.path, spec, folder.metrics(), attacked)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DamagedFile(

@@ -49,7 +49,7 @@ _TARGET = 0.9995, 0.993  # of ε: most and least that the parts may come to
 _STEPS = 8
 _DECIDED = {
     *("data.name", "data.path", "data.schema", "data.label", "data.split", "data.classes", "task"),
-    *("privacy.epsilon", "privacy.delta"),
+    *("data.public", "data.test_public", "privacy.epsilon", "privacy.delta"),
 }
 _TOO_GOOD = 0.98
 BEGUN = "begun.json"  # in the folder of a project that has a schema and is not complete

@@ -185,9 +185,9 @@ def statement(run: Report | str | Path, *, party: str = "", ledger: str | Path |
     # Of the run, also if the spec asks about one message: all messages reveal more than one.
     rows = [row for row in report.epsilon.main if not row.unit.startswith("message")]
     row = rows[0] if rows else report.epsilon.proven()
-    composition, total = _composition(report, row, ledger)
+    composition, everything = _composition(report, row, ledger)
     sections = (
-        _in_short(report, row, total),
+        _in_short(report, row, everything),
         _protected(report, row, party),
         _adversaries(report),
         *_targets(report, party),
@@ -207,7 +207,7 @@ def _is_client(row: ProvenRow) -> bool:
     return row.unit.endswith("whole client")
 
 
-def _in_short(report: Report, row: ProvenRow, total: float) -> Section:
+def _in_short(report: Report, row: ProvenRow, everything: str) -> Section:
     unit = "institution" if _is_client(row) else "record"
     if not math.isfinite(row.value):
         answer = [f"No guarantee is proven for this run: {row.detail or 'it adds no noise'}. Do not publish it."]
@@ -219,11 +219,7 @@ def _in_short(report: Report, row: ProvenRow, total: float) -> Section:
             f"chance). This is differential privacy with ε = {epsilon_text(row.value)} and δ = {row.delta:g} "
             f"({'assumed, not proven' if row.assumed else 'proven'})."
         ]
-        if total > row.value:
-            answer.append(
-                f"Everything that {'the ledger' if report.ledger else 'the server'} knows about these records "
-                f"comes to ε = {epsilon_text(total)} for the same guess, adversary and δ."
-            )
+        answer += [everything] if everything else []
     if report.randomness == "seeded":
         answer.append(
             "This was a research run: its noise comes from a seed, and anyone who knows the seed can subtract it. "
@@ -322,28 +318,17 @@ def _strength(row: ProvenRow) -> Section:
     )
 
 
-def _composition(report: Report, row: ProvenRow, ledger: str | Path | None) -> tuple[Section, float]:
-    """What was charged for these records, at the terms of their budgets; and the largest ε that one file of them
-    has spent in all, at the terms of the run's own row."""
+def _composition(report: Report, row: ProvenRow, ledger: str | Path | None) -> tuple[Section, str]:
+    """What was charged for these records, at the terms of their budgets; and a sentence on what one file of them
+    has spent in all, at the terms of the run's own row, if that is more than the run."""
     question = "How does it combine with other releases?"
-    if report.federation is not None and report.federation.split:
-        parts = report.federation.split
-        rest = "The server also had these records counted. An institution's own ledger may know of more."
-        listed = [(part.what, epsilon_text(part.epsilon), f"{part.delta:.4g}") for part in parts]
-        return Section(question, (rest,), (("what", "ε", "δ"), *listed)), parts[-1].epsilon
-    if report.ledger is None:
-        alone = (
-            "This run was not charged to a ledger. Any other release about the same records, by Dither or "
-            "otherwise, adds to its ε."
-        )
-        return Section(question, (alone,)), 0.0
+    path = None if report.ledger is None else Path(ledger or report.ledger.file)
+    if path is None or not path.is_file():
+        return _known_parts(report, row, question, path)
     from dither.accounting.ledger import Budget, Ledger
     from dither.accounting.ledger.runs import EVERY_RECORD
     from dither.experiment.account import charged_accounts
 
-    path = Path(ledger or report.ledger.file)
-    if not path.is_file():
-        return Section(question, (f"The ledger {path.name} is not here; `--ledger FILE` names it.",)), 0.0
     book = Ledger(path)
     accounts = charged_accounts(report, book)
     table = [
@@ -366,8 +351,38 @@ def _composition(report: Report, row: ProvenRow, ledger: str | Path | None) -> t
     answer += [f"- Not covered by the spent ε: {gap}." for gap in gaps]
     head = ("records", "runs", "spent ε", "budget", "left", "δ", "adversary", "neighbouring data")
     terms = Budget(0.0, row.delta, row.view, row.adjacency)
-    totals = [book.total(dataset, EVERY_RECORD, terms) for dataset, _ in accounts]
-    return Section(question, tuple(answer), (head, *table)), max(totals, default=0.0)
+    total = max((book.total(dataset, EVERY_RECORD, terms) for dataset, _ in accounts), default=0.0)
+    return Section(question, tuple(answer), (head, *table)), _in_all("the ledger", total, row)
+
+
+def _known_parts(report: Report, row: ProvenRow, question: str, ledger: Path | None) -> tuple[Section, str]:
+    """The same without a ledger: what else of these records the folder knows."""
+    from dither.experiment.account import spent_parts
+
+    parts = spent_parts(report, ledger)
+    listed = [(part.what, epsilon_text(part.epsilon), f"{part.delta:.4g}") for part in parts]
+    table = (("what", "ε", "δ"), *listed) if parts else ()
+    if report.federation is not None and parts:
+        rest = "The server also had these records counted. An institution's own ledger may know of more."
+        return Section(question, (rest,), table), _in_all("the server", parts[-1].epsilon, row)
+    rest = (
+        "This run was not charged to a ledger. Any other release about the same records, by Dither or otherwise, "
+        "adds to its ε."
+        if ledger is None
+        else f"The ledger {ledger.name} is not here; `--ledger FILE` names it."
+    )
+    both = parts[-1] if parts else None
+    said = both and f"With its private schema it is ε = {epsilon_text(both.epsilon)} at δ = {both.delta:.4g}."
+    return Section(question, (rest,), table), said or ""
+
+
+def _in_all(who: str, total: float, row: ProvenRow) -> str:
+    if not total > row.value:
+        return ""
+    return (
+        f"Everything that {who} knows about these records comes to ε = {epsilon_text(total)} for the same guess, "
+        "adversary and δ."
+    )
 
 
 def _mechanism(report: Report) -> Section:
@@ -423,10 +438,13 @@ def _evidence(report: Report, row: ProvenRow) -> Section:
         ),
         ("proven", epsilon_text(row.value), f"this software's accountant: {row.recipe}"),
     ]
-    for attack in report.epsilon.attacked:
+    released = [attack for attack in report.epsilon.attacked if not attack.local]
+    for attack in released:
         how = f"measured, {100 * attack.confidence:.3g}% confidence"
         table.append(("attacked", f"at least {epsilon_text(attack.value, 'down')}", how))
     name = Path(report.folder).name
     commands = f"`dither account {name}` recomputes the proven value, and `dither audit {name}` attacks the run."
-    failing = (f"The claim's condition fails: {text}." for text in report.epsilon.failing_conditions)
+    failing = [f"The claim's condition fails: {text}." for text in report.epsilon.failing_conditions]
+    if len(released) < len(report.epsilon.attacked):
+        failing.append("The run was attacked. What that found is exact, and stays with the owner of the records.")
     return Section("How do we know?", (commands, *failing), (head, *table))

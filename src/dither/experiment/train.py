@@ -22,11 +22,12 @@ import numpy as np
 from dither.accounting import ClientRange, ProvenRow
 from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, client_name, data_id, rounds_in
 from dither.data import RecordHashes, check_unchanged, hash_records
+from dither.data.hashing import hash_arrays
 from dither.errors import BudgetExhausted, ClientRefused, DitherError, RunExists, SpecError
 from dither.experiment import build, plots
 from dither.experiment.build import Compiled, Experiment, build_experiment, choose
 from dither.experiment.folder import Checkpoint, RunFolder, lock, to_json, write_text
-from dither.experiment.metrics import diverged_model, judge_run
+from dither.experiment.metrics import Labelled, diverged_model, judge_run
 from dither.experiment.report import DiskReads, Epsilon, LedgerCharge, Report, RunTraffic, encode, load
 from dither.models import leaf_name
 from dither.simulation import distributed, engine
@@ -198,6 +199,8 @@ def spending(
     anchor = folder.path / "local" / "ledger-anchor.json"
     book = Ledger(ledger or Ledger.default_path(), anchor=anchor)
     datasets = _identified(experiment, book, new_ledger=new_ledger)
+    if spec.private:
+        _check_test_records(experiment)  # again: the run's own training records are known by now
     held_out = _held_out(experiment, book)
     for dataset, rows in zip(datasets, held_out, strict=True):
         if spec.scored and rows:
@@ -230,13 +233,19 @@ def spending(
 def check_public(experiment: Experiment) -> None:
     """`SpecError` if records that are declared public, for training or for scores, were charged before."""
     spec, dataset = experiment.spec.data, experiment.dataset
-    if experiment.spec.scored and (spec.test_path or dataset.test_hashes is not None):
-        build.refuse_charged(spec.test_path or spec.path, dataset.test_hashes)
+    _check_test_records(experiment)
     files: list[tuple[str, RecordHashes | None]] = [(spec.path, dataset.record_hashes)]
     if dataset.sources:
         files = [(str(source.path), source.record_hashes) for source in dataset.sources]
     for path, rows in files if spec.public else ():
         build.refuse_charged(path, rows)
+
+
+def _check_test_records(experiment: Experiment) -> None:
+    """`SpecError` if test records that are declared public are known to a ledger."""
+    spec, hashes = experiment.spec.data, experiment.dataset.test_hashes
+    if experiment.spec.scored and (spec.test_path or hashes is not None):
+        build.refuse_charged(spec.test_path or spec.path, hashes)
 
 
 def _identified(experiment: Experiment, book: Ledger, *, new_ledger: bool) -> list[str]:
@@ -269,17 +278,20 @@ def _identified(experiment: Experiment, book: Ledger, *, new_ledger: bool) -> li
 
 
 def _held_out(experiment: Experiment, book: Ledger) -> list[str]:
-    """A name of the records in each file that are held out of training; empty if none is."""
-    dataset, scored = experiment.dataset, experiment.problem.test_rows[0]
-    if experiment.spec.data.split not in ("given", "rows"):  # the clients hold theirs out, of the pooled records
-        pooled = book.fingerprint(np.sort(scored)) if len(scored) else ""
-        return [pooled] * max(len(dataset.sources), 1)
+    """A name of the records in each file that are held out of training; empty if none is. Of records, not of row
+    numbers: another order, or another part of the file, has other records in the same rows."""
+    dataset, problem = experiment.dataset, experiment.problem
+    scored = problem.test_rows[0]
 
     def name(hashes: RecordHashes | None, rows: np.ndarray | None) -> str:
         if hashes is None or rows is None or not len(rows):
             return ""
         return book.fingerprint(np.sort(hashes.whole[0, rows]))
 
+    if experiment.spec.data.split not in ("given", "rows"):  # the clients hold theirs out, of the pooled records
+        encoded = list(Labelled(problem.x, problem.y, scored, "").pieces())
+        hashes = hash_arrays(np.concatenate(encoded), problem.y[scored]) if encoded else None
+        return [name(hashes, np.arange(len(scored)))] * max(len(dataset.sources), 1)
     files = [name(each.record_hashes, each.test_rows) for each in dataset.sources]
     return files or [name(dataset.record_hashes, dataset.test_rows)]
 

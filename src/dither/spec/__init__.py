@@ -270,8 +270,10 @@ class Spec:
 
     @property
     def scored(self) -> bool:
-        """Whether the test records are public: the catalogue's are, a user's own by declaration."""
-        return self.data.test_public or self.data.public or not (self.data.path or self.data.test_path)
+        """Whether the test records are public: the catalogue's are, a user's own by declaration. data.public is
+        about the records of data.path alone."""
+        own = self.data.test_path or (self.data.path and not self.data.public)
+        return self.data.test_public or not own
 
     @property
     def private(self) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dither.errors import DitherError
@@ -97,6 +98,7 @@ class RunFiles(NamedTuple):
     audit: dict[str, Any]
     metrics: list[dict[str, Any]]
     problem: str  # what is wrong with the files
+    counted: Mapping[str, Any] = MappingProxyType({})  # what a private schema has spent: ε and δ
 
 
 def read_run(folder: SafeFolder, run: str) -> RunFiles:
@@ -112,7 +114,14 @@ def read_run(folder: SafeFolder, run: str) -> RunFiles:
             report = Report.from_json(summary, folder.root / run, _outline(spec), metrics)
         except (AttributeError, KeyError, TypeError, ValueError, DitherError) as error:
             summary_problem = f"summary.json is not the summary of a run: {text_of(error)}"
-    return RunFiles(spec, report, audit, metrics, problem or summary_problem)
+    return RunFiles(spec, report, audit, metrics, problem or summary_problem, _schema_privacy(folder, run))
+
+
+def _schema_privacy(folder: SafeFolder, run: str) -> dict[str, Any]:
+    """The section on privacy of a run's schema; empty if there is none."""
+    with suppress(ValueError, RecursionError):
+        return section(tomllib.loads(folder.text(run, "schema.toml") or ""), "privacy")
+    return {}
 
 
 def _outline(spec: Mapping[str, Any]) -> Spec:

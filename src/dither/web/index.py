@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 
 from fastapi.concurrency import run_in_threadpool
 
+from dither.accounting import ProvenRow
 from dither.errors import DitherError
 from dither.experiment.folder import to_json
-from dither.experiment.report import Epsilon, LedgerCharge, Report
+from dither.experiment.report import TOGETHER, Epsilon, LedgerCharge, Report, SpentPart
 from dither.web.files import RunFiles, SafeFolder, entries, fields, number, privacy_of, read_run, section, text_of
 
 _STAMPED = ("spec.toml", "metrics.jsonl", "summary.json", "audit.json")
@@ -261,7 +262,7 @@ def _row(files: RunFiles) -> Row:
         "delta": number(privacy.get("delta")),
         "noise": text_of(privacy.get("noise", "")),
         "claimed": _claimed(report.epsilon) if report else None,
-        "proven": _proven(report) if report else None,
+        "proven": _proven(report, files.counted) if report else None,
         "attacked": _attacked(entries(files.audit, "rows"), privacy),
         "ledger": report.ledger if report else None,
         "interval": _interval(metrics),
@@ -321,9 +322,9 @@ def _claimed(epsilon: Epsilon) -> Row:
     return {"value": number(claim.value), "unit": text_of(claim.unit), "failing": len(epsilon.failing_conditions)}
 
 
-def _proven(report: Report) -> Row | None:
-    """The proven ε of the run for the spec's view and adjacency, or the nearest that there is. Where a federation
-    also counted the same records: of everything together, and of each part."""
+def _proven(report: Report, schema: Mapping[str, Any]) -> Row | None:
+    """The proven ε of the run for the spec's view and adjacency, or the nearest that there is. Where the same
+    records were also counted, by a federation or for the `schema`: of everything together, and of each part."""
     epsilon = report.epsilon
     rows = [row for row in epsilon.table if row.view == epsilon.view] or epsilon.table
     rows = [row for row in rows if not row.unit.startswith("message")] or rows
@@ -331,10 +332,19 @@ def _proven(report: Report) -> Row | None:
         return None
     best = min(rows, key=lambda row: row.adjacency != epsilon.adjacency)
     shown = fields(vars(best), texts="unit view adjacency", numbers="value delta") | {"assumed": best.assumed}
-    split = report.federation.split if report.federation else ()
+    split = report.federation.split if report.federation else _with_schema(best, schema)
     *parts, all_of_it = [fields(part._asdict(), texts="what", numbers="epsilon delta") for part in split] or [{}]
     together = {"value": all_of_it["epsilon"], "delta": all_of_it["delta"]} if parts else {}
     return shown | together | {"parts": parts}
+
+
+def _with_schema(row: ProvenRow, schema: Mapping[str, Any]) -> tuple[SpentPart, ...]:
+    """A private schema, the training, and both: their sum, as a folder does not say what was released."""
+    epsilon, delta = number(schema.get("epsilon")), number(schema.get("delta"))
+    if epsilon is None or delta is None or row.adjacency != "zero-out":  # which its ε is for
+        return ()
+    both = SpentPart(TOGETHER, epsilon + row.value, delta + row.delta)
+    return SpentPart("schema", epsilon, delta), SpentPart("training", row.value, row.delta), both
 
 
 def _attacked(rows: list[Row], privacy: Mapping[str, Any]) -> Row | None:

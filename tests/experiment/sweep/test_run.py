@@ -5,9 +5,11 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import dither
+from dither import data
 from dither.accounting import accountant
 from dither.accounting.ledger.runs import Budget, Ledger
 from dither.errors import BudgetExhausted, RunExists, SpecError
@@ -19,6 +21,7 @@ from dither.experiment.sweep.result import draw_sweep
 from dither.experiment.sweep.run import differing, product
 from dither.simulation import engine
 from dither.spec import Spec
+from dither.types import epsilon_text
 
 DATASET = synthetic_data(160, 3).dataset
 BASE = Spec.from_preset("adult").with_values(
@@ -245,6 +248,23 @@ def test_private_runs_that_cannot_be_compared_or_kept_are_refused_before_anythin
         batches.train_specs([choose(values).spec])
 
 
+def test_own_records_are_not_swept_uncharged_as_a_given_data_set(tmp_path):
+    """The spec names a set of the catalogue, so that nothing was private, and nothing was charged."""
+    own = data.load(path=own_records(tmp_path)["data.path"], label="y")
+    with pytest.raises(SpecError, match="your own records"):
+        sweep.sweep(BASE, VARY, dataset=own)
+    table = pd.read_csv(tmp_path / "mine.csv")
+    several = data.load(records=[table[:30], table[30:]], label="y")
+    with pytest.raises(SpecError, match="your own records"):
+        sweep.sweep([BASE, BASE.with_values({"seed": 1})], dataset=several)
+
+
+def test_runs_are_not_compared_on_test_records_that_nobody_called_public(tmp_path):
+    values = own_records(tmp_path) | {"data.public": True, "data.test_path": str(tmp_path / "test.csv")}
+    with pytest.raises(SpecError, match="compared on test records"):
+        sweep.sweep(values, {"seed": [0, 1]})
+
+
 @pytest.mark.slow
 def test_each_run_of_a_private_sweep_is_charged(tmp_path):
     ledger = tmp_path / "ledger.sqlite"
@@ -255,7 +275,7 @@ def test_each_run_of_a_private_sweep_is_charged(tmp_path):
     (dataset,) = book.datasets()
     assert len(book.spent(dataset)[0].runs) == 2
     assert 1.0 < book.spent(dataset)[0].epsilon < 1.5
-    assert f"comes to ε = {book.spent(dataset)[0].epsilon:.4g}" in result.warnings()[0]
+    assert f"comes to ε = {epsilon_text(book.spent(dataset)[0].epsilon, digits=4)}" in result.warnings()[0]
     assert "train_loss" not in (tmp_path / "out" / "curves.csv").read_text()
     again = sweep.sweep(values, {"privacy.epsilon": [0.5, 1.0]}, out=tmp_path / "out", ledger=ledger)
     assert again.table() == result.table()

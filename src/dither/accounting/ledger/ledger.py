@@ -118,9 +118,8 @@ class Ledger:
             if rows is not None and not compared:
                 numbers = rows()
                 scan = sketch.scan(numbers, self._store.sketch_key, [each for _, each in known])
-                shared = [found for found in self._book.overlaps(dataset, scan) if found[1] != target]
-                if shared:
-                    raise DataError(self._overlap(file or dataset[:8], shared))
+                if shared := self._overlap(file or dataset[:8], dataset, scan, besides=target):
+                    raise DataError(shared)
                 elsewhere = [each for each in store.known_records(numbers) if each.ledger != self._store.id]
                 if elsewhere and not new_ledger:
                     raise DataError(_known_elsewhere(file or dataset[:8], elsewhere))
@@ -130,6 +129,12 @@ class Ledger:
                 store.remember_records(numbers, self._store.id, self.path, dataset, file)
             if not self._add(dataset, about, known=len(known)):
                 self.identify(dataset, rows, file=file, name=name, new_ledger=new_ledger)
+
+    def known_as(self, dataset: str, rows: RecordHashes, *, file: str) -> str:
+        """Which data set these records are known as, in words; empty if they are new, or have this account."""
+        with self._reading() as book:
+            scan = sketch.scan(rows, self._store.sketch_key, [each for _, each in book.sketches])
+            return self._overlap(file, dataset, scan)
 
     def declare_other(self, dataset: str, than: str) -> None:
         """The owner's declaration that two data sets hold different records, although they share rows."""
@@ -155,7 +160,11 @@ class Ledger:
             self._committed(row)
             return True
 
-    def _overlap(self, what: str, shared: list[tuple[sketch.Overlap, str]]) -> str:
+    def _overlap(self, what: str, dataset: str, scan: sketch.Scan, *, besides: str | None = None) -> str:
+        """What a data set shares with others, and what to do about it; empty if it is nothing."""
+        shared = [found for found in self._book.overlaps(dataset, scan) if found[1] != besides]
+        if not shared:
+            return ""
         most, other = shared[0]
         name = self._book.called(other).split(" (")[0]
         more = f" (so do {len(shared) - 1} others)" if len(shared) > 1 else ""

@@ -74,10 +74,12 @@ class Sketch(NamedTuple):
 
 class Overlap(NamedTuple):
     """What two data sets have in common: the share of the smaller one's records, or, if `parts`, of the parts that
-    tell its records apart. 0 if it may be chance."""
+    tell its records apart. 0 if it may be chance. `people`: such parts are shared, so that equal records are the
+    same people's."""
 
     share: float
     parts: bool = False
+    people: bool = False
 
     def __str__(self) -> str:
         share = f"{100 * self.share:.3g}%"
@@ -99,7 +101,8 @@ class Scan(NamedTuple):
         # A sketch of old: rows that only the order of their columns tells apart say nothing without it.
         if other.parts is None and 2 * mixed >= ordered:
             share = max(share, _shared(self.sketch.mixed, self.present[1], other.mixed))
-        return Overlap(share) if share else Overlap(_shared_parts(self.sketch, self.present[2], other), parts=True)
+        parts = _shared_parts(self.sketch, self.present[2], other)
+        return Overlap(share, people=parts > 0) if share else Overlap(parts, parts=True, people=parts > 0)
 
 
 def scan(rows: RecordHashes, key: bytes, known: Sequence[Sketch] = ()) -> Scan:

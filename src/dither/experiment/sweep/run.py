@@ -81,8 +81,7 @@ def sweep(
         what, values = choose(cast(Any, what), values, data_dir=data_dir).spec, None
     specs, keys, grid = _specs(what, vary, values)
     private = any(spec.private for spec in specs)
-    if private:
-        _check_private(specs, out)
+    _check_records(specs, dataset, None if out is None else Path(out), private=private)
     limit = batches.parse_bytes(max_memory) if isinstance(max_memory, str) else max_memory
     if limit is not None and not limit > 0:
         raise SpecError(f"max_memory={max_memory!r} must be above 0")
@@ -374,17 +373,25 @@ def differing(specs: Sequence[Spec]) -> list[str]:
 # What a run's folder keeps local stays there: the sweep's tables hold only what its runs release.
 
 
-def _check_private(specs: Sequence[Spec], folder: str | Path | None) -> None:
-    """`SpecError` if the runs of a sweep over private records could not be compared, or not be kept."""
+def _check_records(
+    specs: Sequence[Spec], dataset: data.Dataset | None, folder: Path | None, *, private: bool
+) -> None:
+    """`SpecError` if runs could not be compared; or if runs on private records could not be kept or charged."""
     path = specs[0].data.title
-    if distributed.count() > 1:
-        raise SpecError(f"{path!r} holds private records, whose runs {distributed.count()} processes cannot share")
     if not all(spec.scored for spec in specs):
         raise SpecError(
             f"the runs of a sweep are compared on test records, but those of {path!r} are private; give public "
             "ones (data.test_path and data.test_public = true)"
         )
-    if folder is None:
+    own = dataset is not None and (dataset.record_hashes is not None or dataset.sources)
+    if own and not all(spec.data.public for spec in specs):
+        raise SpecError(
+            "dataset= holds your own records, which no ledger would be charged for; name their file in data.path, "
+            "or declare them public (data.public = true)"
+        )
+    if private and distributed.count() > 1:
+        raise SpecError(f"{path!r} holds private records, whose runs {distributed.count()} processes cannot share")
+    if private and folder is None:
         raise SpecError(f"{path!r} holds private records: give out=FOLDER, where each charged run is kept")
 
 

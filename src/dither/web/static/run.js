@@ -78,7 +78,7 @@ function privacySection(run) {
       h("span", { class: "claimed" }, "Claimed"), " is what the paper's formula says, ", h("span", { class: "proven" }, "proven"), " is an upper bound that a theorem guarantees, ",
       h("span", { class: "attacked" }, "attacked"), " is a lower bound that an attack has shown. All hold except with probability δ = ", short(run.claimed?.delta ?? run.proven[0]?.delta), "."),
     h("div", { class: "tablewrap" }, table),
-    run.row.proven?.parts.length ? [h("h3", {}, "Spent on these records in all"), h("p", {}, `The table is of the training alone. The server also had these records counted: ${partsOf(run.row.proven)}. Together, proven ε is ${epsilon(run.row.proven.value)} at δ = ${epsilon(run.row.proven.delta)}. A party's own ledger may know of more.`)] : null,
+    run.row.proven?.parts.length ? [h("h3", {}, "Spent on these records in all"), h("p", {}, `The table is of the training alone. These records were also counted: ${partsOf(run.row.proven)}. Together, proven ε is ${epsilon(run.row.proven.value)} at δ = ${epsilon(run.row.proven.delta)}. A ledger may know of more.`)] : null,
     run.why ? [h("h3", {}, "Why claimed and proven differ"), h("p", {}, sentence(run.why))] : null,
     failing.length ? [h("h3", {}, "Conditions of the claim that fail"), h("ul", {}, failing.map((one) => h("li", {}, one.text)))] : null,
     Object.keys(run.errata).length ? h("details", {}, h("summary", {}, "Errata mentioned above"), h("dl", { class: "facts" }, Object.entries(run.errata).flatMap(([name, text]) => [h("dt", {}, name), h("dd", {}, text)]))) : null,
