@@ -23,7 +23,7 @@ from dither.types import PrivacyPlan
 
 FALLING_RATES, OVERFLOW, EVERYONE_FIRST = 78, 1, 147  # seeds of specs that show a hole best
 CLAMPED, SIGNS, FEWER_LATER, NO_NOISE_LEFT, LARGE_CLIENT = 7, 19, 14, 34, 20
-WHOLE_CLIENT, HIDDEN_COHORT, INTEGERS = 72, 43, 58
+WHOLE_CLIENT, HIDDEN_COHORT, INTEGERS, COARSE_STEPS = 72, 43, 58, 0
 
 
 @pytest.fixture(autouse=True)
@@ -104,6 +104,11 @@ def products_of_32_bits(monkeypatch):
     monkeypatch.setattr(sampling, "_below", below)
 
 
+def noise_that_is_rounded_away(monkeypatch):
+    """The credit for the others' noise although a secure sum rounds it to nothing."""
+    monkeypatch.setattr(build, "_noise_rounded", lambda experiment: False)
+
+
 def half_the_noise_of_the_server(monkeypatch):
     """DP-FedAvg's noise, halved."""
     noisy = local.noisy_vector
@@ -147,6 +152,7 @@ HOLES = {
     credit_of_the_first_cohort: (FEWER_LATER, "rounds"),
     noise_that_float32_loses: (NO_NOISE_LEFT, "rounds"),
     products_of_32_bits: (LARGE_CLIENT, "batches"),
+    noise_that_is_rounded_away: (COARSE_STEPS, "rounds"),
     half_the_noise_of_the_server: (WHOLE_CLIENT, "rounds"),
     whole_clients_without_a_clip: (WHOLE_CLIENT, "totality"),
     whole_clients_clipped_to_twice_the_bound: (WHOLE_CLIENT, "rounds"),

@@ -51,8 +51,8 @@ FEATURES = 8
 _ERROR = 1e-7  # probability that one spec is reported wrongly
 _MIDDLE, _FAR = np.float32(0.5), 1e4  # labels of a regression
 _COUNTS = 5  # seeds of this remainder by 8 draw statistics
-# by 16: specs that protect whole clients, those with discrete noise, and ledgers
-_WHOLE, _DISCRETE, _LEDGER = (8, 11), (10, 15), (9, 12)
+# by 16: specs that protect whole clients, those with discrete noise, secure sums in coarse steps, and ledgers
+_WHOLE, _DISCRETE, _COARSE, _LEDGER = (8, 11), (10, 15), (0, 6), (9, 12)
 _CHUNK = 512  # cases of one call, always as many: one compilation a spec
 _PILOT = 10  # runs of each row in each scene, of which the best are attacked
 _TRIALS = 2048  # with noise, and draws by which the use of a record is counted
@@ -129,6 +129,8 @@ def check(seed: int) -> FuzzOutcome:
             drawn = _of_clients(drawn, rng)
         elif seed % 16 in _DISCRETE:
             drawn = _of_integers(drawn, rng)
+        elif seed % 16 in _COARSE:
+            drawn = _in_steps(drawn, rng)
         try:
             experiment = build(drawn)
             recipe, proven = _proven(experiment, drawn)
@@ -361,6 +363,38 @@ def _of_integers(drawn: Drawn, rng: np.random.Generator) -> Drawn:
     twice = -1 if drawn.twice >= values["num_rounds"] else drawn.twice
     sizes = (12,) * clients if rng.random() < 0.7 else (12, 16, 20) * (clients // 3)
     return drawn._replace(values={**kept, **values}, sizes=sizes, view=view, ex_ante=False, twice=twice)
+
+
+def _in_steps(drawn: Drawn, rng: np.random.Generator) -> Drawn:
+    """The spec with a secure sum of floats whose steps may swallow the noise of an upload, but not a record."""
+    kept = _without_options(drawn.values)
+    clients, bits = int(rng.choice([12, 64])), int(rng.choice([8, 12, 20]))
+    std = kept["privacy.clip_norm"] / 12 * round(rng.uniform(0.15, 0.3), 2)  # of a mean over twelve records
+    deviations = float(rng.choice([0.1, 3.8, 4.2, 4.6]))  # of an upload's noise, as long as half a step
+    values = {
+        "method": str(rng.choice(["cpfed", "dp-dsgd"])),
+        "num_clients": clients,
+        "cohort_size": clients,
+        "num_rounds": 1,
+        "local_steps": 1,
+        "client_lr": 2.0**-bits * clients / (2 * deviations * std),
+        "lr_decay": 0.0,
+        "batch_sampling": "full",
+        "batch_size": 12,
+        "sampling_rate": 0.0,
+        "randomness": "seeded",
+        "model.name": "logistic",
+        "privacy.clip": "example",
+        "privacy.noise": "given",
+        "privacy.noise_std": std,
+        "privacy.epsilon": 1e3,
+        "privacy.view": "sum",
+        "secagg.mode": "ideal",
+        "secagg.scale_bits": bits,
+    }
+    kept.pop("model.class_weight", None)
+    drawn = drawn._replace(classes=2, view="sum", twice=-1, ex_ante=False, missing=0, sizes=(12,) * clients)
+    return drawn._replace(values={**kept, **values})
 
 
 def _without_options(values: dict[str, Any]) -> dict[str, Any]:
