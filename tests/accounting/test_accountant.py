@@ -751,3 +751,12 @@ def test_dp_scaffold_stops_at_its_budget_by_either_epsilon():
     assert whole.proven_epsilon(made + 1) > budget
     claimed = build.build_experiment(given.with_values({"privacy.epsilon": whole.prepared.claim.value * 0.9}))
     assert 0 < build.planned_rounds(claimed) < 40
+
+
+def test_clients_with_shuffled_epochs_are_counted_as_the_shortest_whose_rounds_straddle():
+    def client(population):
+        return Release("uplink", 1.0, 1.0, 2, Sampling("shuffled", 0.1, "zero-out", 0.0, 4, population), "test")
+
+    for populations, epoch in (((24, 32), 6), ((24, 28), 5)):  # 7 batches are no whole rounds of 2: nor are 5
+        joined = accountant._straddling(client(24).sampling, 2, [client(size) for size in populations])
+        assert (joined.population, joined.rate) == (4 * epoch, pytest.approx(1 / epoch))

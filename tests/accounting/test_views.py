@@ -495,3 +495,17 @@ def test_uses_that_are_no_count_have_no_proof(uses):
     row = table([(sampled, 1)], 1e-5, adjacency=REPLACE_ONE)["upload"]
     assert row.value == math.inf
     assert f"uses={uses} is not a number of releases" in row.detail
+
+
+def test_a_delta_that_is_no_probability_is_refused_whatever_is_accounted():
+    for delta in (-1e-9, 1.5):
+        with pytest.raises(ValueError, match="is not a probability"):
+            views.account([], delta, adjacency=ZERO_OUT)
+
+
+@pytest.mark.parametrize(("rate", "uses"), [(0.5, 2), (1.0, 4)])
+def test_a_whole_round_of_shuffled_batches_counts_once_for_each_epoch_it_meets(rate, uses):
+    """Four rounds: two epochs of two rounds each, or a whole epoch in every round."""
+    sampling = Sampling("shuffled-round", rate, ZERO_OUT, 0.0, 4, 16)
+    groups = [((Release("uplink", 1.0, 1.0, 1, sampling, "test"),), 4, 1.0)]
+    assert views._shuffled_uses(groups, Conditions(own_epochs=True))[:2] == (uses, 1)

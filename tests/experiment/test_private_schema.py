@@ -363,3 +363,13 @@ def test_a_column_without_a_cell_above_the_noise_keeps_the_range_of_the_survey()
     estimates._ranges, estimates._cells = {"x": (-10.0, 10.0)}, {"x": np.zeros((1, 40))}
     low, high = estimates.column("x").bounds
     assert low <= -10 < 10 <= high
+
+
+def test_a_column_with_too_many_values_or_that_is_not_there_is_named():
+    estimates = object.__new__(_Estimates)
+    estimates._names, estimates._sum_std = {"city": ("a", "b")}, 1.0
+    estimates._cells = {"city": np.array([[200.0, 100.0, 700.0]])}  # the last: none of the listed
+    assert "too many different values" in estimates.why_no_feature("city")
+    for wanted, said in ((Wanted("ill"), "label column 'ill'"), (Wanted("age", drop=("ill",)), "^column 'ill'")):
+        with pytest.raises(DataError, match=said):
+            wanted.features(["age", "sex"])

@@ -210,3 +210,9 @@ def test_no_proof_without_noise_that_is_unknown_or_wide_enough():
     with pytest.raises(NoProof, match="below 1/4"):
         rho(1.0, variance=0.2, clients=2, dimension=1)
     assert rho(1.0, variance=0.2, clients=1, dimension=1) == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize("scale", [0, 2**40])
+def test_a_scale_beyond_its_range_is_refused(scale):
+    with pytest.raises(SpecError, match=f"scale={scale} must lie in 1 to 2"):
+        discrete.discrete_laplace(1, scale)

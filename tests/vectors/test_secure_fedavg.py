@@ -129,6 +129,10 @@ def test_conditions_of_eq9_flip_at_their_limits():
     ):
         found = sf.conditions(PAPER, epsilon=2 * q * base, delta=1e-4)
         assert [holds for _, holds in found] == [in_eq8, classical, True, True]
+    for steps, holds in ((325, True), (326, False)):  # of one record each: q <= 1
+        assert (
+            sf.conditions(PAPER._replace(local_steps=steps, batch_size=1), epsilon=1.0, delta=1e-4)[-1][1] is holds
+        )
 
 
 def test_theorem1_terms_add_up_and_noise_falls_with_epsilon():
