@@ -369,7 +369,7 @@ def test_a_client_whose_update_is_not_finite_ends_the_run_or_is_left_out(tmp_pat
     wild = ["run", "fedavg.toml", "--out"]
     (tmp_path / "fedavg.toml").write_text(
         'method = "fedavg"\nnum_clients = 4\ncohort_size = 2\nnum_rounds = 4\nlocal_steps = 8\nbatch_size = 4\n'
-        'client_lr = 1e30\neval_every = 2\n[data]\nname = "breast-cancer"\n[model]\nname = "mlp"\n'
+        'client_lr = 1e18\neval_every = 2\n[data]\nname = "breast-cancer"\n[model]\nname = "mlp"\n'
         '[privacy]\nnoise = "none"\n'
     )
     aborted = dither(*wild, "a", cwd=tmp_path, check=False)

@@ -13,7 +13,7 @@ from dither.errors import SpecError
 from dither.experiment import build
 from dither.methods import baselines, local
 from dither.simulation import engine
-from dither.types import Keys, Records, Round, RoundInfo
+from dither.types import CLIP_RANGE, Keys, Records, Round, RoundInfo
 from tests.auditing.grid import small_dataset, small_spec
 from tests.conftest import make_federation, make_plan
 
@@ -128,7 +128,9 @@ def test_an_adaptive_clip_that_would_be_ignored_is_refused(method, changes, prob
         built()
 
 
-def test_noise_of_the_last_step_moves_an_upload_least():
-    plan = SimpleNamespace(num_rounds=10, local_steps=5, client_lr=0.4, lr_decay=0.1, cohort_size=4)
+@pytest.mark.parametrize(("quantile", "smallest"), [(0.0, 1.0), (0.5, 1 / CLIP_RANGE)])
+def test_noise_of_the_last_step_at_the_smallest_clip_moves_an_upload_least(quantile, smallest):
+    values = {"num_rounds": 10, "local_steps": 5, "client_lr": 0.4, "lr_decay": 0.1, "cohort_size": 4}
     rates = [0.4 / (1 + 0.1 * step) for step in range(10 * 5)]
-    assert local.upload_unit(plan) == pytest.approx(min(rates) / 4, rel=1e-12)
+    found = local.upload_unit(SimpleNamespace(**values, clip_quantile=quantile))
+    assert found == pytest.approx(smallest * min(rates) / 4, rel=1e-12)
