@@ -5,7 +5,8 @@ import pytest
 
 from dither import data
 from dither.data.dataset import LoadOptions, dataset_from_tables
-from dither.experiment.build import build_experiment, engine_options, large_delta
+from dither.errors import SpecError
+from dither.experiment.build import aggregation, build_experiment, engine_options, large_delta
 from dither.experiment.plan.records import synthetic_data
 from dither.spec import Spec
 
@@ -85,3 +86,15 @@ def test_wide_vectors_are_for_large_models_whose_products_are_of_two_matrices():
     assert not wide(classes=2)
     assert not wide(batch_size=1)
     assert not wide(**{"model.hidden": [8]})  # the noise of a small model takes no time
+
+
+@pytest.mark.parametrize(
+    ("rate", "modulus", "said"), [(6e13, 64, "at most 5.5e.11 can be drawn"), (1e4, 32, "noise of a sum reaches")]
+)
+def test_discrete_noise_that_cannot_be_drawn_or_summed_is_refused_before_a_round(rate, modulus, said):
+    values = {"method": "secure-fedavg", "num_clients": 4, "cohort_size": 4, "num_rounds": 1, "local_steps": 1}
+    values |= {"data.name": "breast-cancer", "privacy.clip": "batch", "privacy.epsilon": 1.0, "client_lr": rate}
+    values |= {"secagg.mode": "ideal", "secagg.noise": "discrete", "secagg.modulus_bits": modulus}
+    experiment = build_experiment(Spec().with_values({**values, "secagg.scale_bits": 20}))
+    with pytest.raises(SpecError, match=said):
+        aggregation(experiment)

@@ -32,6 +32,7 @@ from dither.models import Model, count_params, program_digest
 from dither.models import from_spec as model_from_spec
 from dither.privacy import sampling
 from dither.privacy.clipping import REACH
+from dither.privacy.discrete import MOST_VARIANCE
 from dither.privacy.noise import stream
 from dither.secagg.encoding import FixedPoint
 from dither.secagg.graph import Rules
@@ -459,8 +460,13 @@ def _upload_noise(experiment: Experiment, encoding: FixedPoint) -> Callable[[int
     shares = np.ones(count) if plan.weights is None else plan.weights / plan.weights.min()
     weights = plan.upload_unit * shares * max(sizes) / min(sizes)
     stds = [max(std(0, client, size) for size in set(sizes)) for client in range(count)]
-    loudest = np.sort(np.array(stds) * weights)[-max(sizes) :]
-    reach = 10 * float(np.sqrt(np.sum(loudest**2))) * 2.0**encoding.scale_bits
+    loudest = np.sort(np.array(stds) * weights)[-max(sizes) :] * 2.0**encoding.scale_bits
+    if float(loudest[-1]) ** 2 >= MOST_VARIANCE:
+        raise SpecError(
+            f"the noise of an upload has a std of {loudest[-1]:.3g} at {encoding.scale_bits} fractional bits; at "
+            f"most {math.sqrt(MOST_VARIANCE):.3g} can be drawn: lower secagg.scale_bits"
+        )
+    reach = 10 * float(np.sqrt(np.sum(loudest**2)))
     if reach >= 2.0 ** (encoding.modulus_bits - 2):
         raise SpecError(
             f"the noise of a sum reaches {reach:.3g} at {encoding.scale_bits} fractional bits, beyond "

@@ -31,6 +31,7 @@ import numpy as np
 from dither.errors import SpecError
 
 Words = Callable[[int], np.ndarray]  # so many independent uniform words of 64 bits
+MOST_VARIANCE = 2**78  # of a discrete Gaussian: its integers fit 64 bits
 
 
 def os_words(count: int) -> np.ndarray:
@@ -138,7 +139,7 @@ def discrete_gaussian(count: int, variance: Fraction | float, *, words: Words = 
 
     A float is taken as the rational number that it is. The samples' variance is at most `variance`.
     """
-    if not (math.isfinite(variance) and 0 < variance < 2**78):
+    if not (math.isfinite(variance) and 0 < variance < MOST_VARIANCE):
         raise SpecError(f"variance={variance} must lie in 0 to 2^78")
     exact = Fraction(variance)
     scale = math.isqrt(math.floor(exact)) + 1
