@@ -383,7 +383,7 @@ def judge(edit: Edit, tree: Path, tests: list[str], limit: float) -> dict[str, A
     # The last one: before the first test, the mutant ended the import of what all tests share.
     marks = "FAILED", "ERROR", "ImportError while loading conftest"
     failed = [line.split(" - ")[0].split(" '/")[0] for line in said.splitlines() if line.startswith(marks)]
-    if status not in (1, 2, 4) or not failed:
+    if status not in (1, 2, 4) or not failed or "ERROR: not found" in said:  # the last: the map is old
         raise RuntimeError(f"pytest ended with status {status}:\n{said[-2000:]}")
     return {"status": "killed", **verdict, "by": failed[0]}
 

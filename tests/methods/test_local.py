@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from dither import models
+from dither.accounting import exact
 from dither.errors import SpecError
 from dither.experiment import build
 from dither.methods import baselines, local
 from dither.simulation import engine
-from dither.types import CLIP_RANGE, Keys, Records, Round, RoundInfo
+from dither.types import CLIP_RANGE, Keys, Records, Release, Round, RoundInfo, Sampling
 from tests.auditing.grid import small_dataset, small_spec
 from tests.conftest import make_federation, make_plan
 
@@ -134,3 +135,12 @@ def test_noise_of_the_last_step_at_the_smallest_clip_moves_an_upload_least(quant
     rates = [0.4 / (1 + 0.1 * step) for step in range(10 * 5)]
     found = local.upload_unit(SimpleNamespace(**values, clip_quantile=quantile))
     assert found == pytest.approx(smallest * min(rates) / 4, rel=1e-12)
+
+
+@pytest.mark.parametrize("noise", [None, exact.noise(10)])
+def test_noise_that_does_not_fall_has_no_rounding_of_a_schedule(noise):
+    release = Release("uplink", 2.0, 1.0, 1, Sampling("full", 1.0, "zero-out"), "test", exact=noise)
+    assert local._scheduled(release, 1.0) == release
+    falling = local._scheduled(release, 0.5)
+    assert falling.noise_std == 1.0
+    assert (falling.sensitivity > 1.0) == (noise is not None)
