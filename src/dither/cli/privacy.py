@@ -241,14 +241,19 @@ def _exit_on_violation(lines: Iterable[str]) -> None:
 
 def _fuzz(count: int, seed: int) -> None:
     """Attack random specs, print a row for each, and end with exit code 5 if one leaks more than is proved."""
-    from dither.auditing.fuzz import fuzz
+    from dither.auditing.fuzz import FuzzOutcome, fuzz
 
-    outcomes = fuzz(count, seed=seed)
+    def progress(outcome: FuzzOutcome) -> None:
+        done = outcome.seed - seed + 1
+        if outcome.violated or done % 10 == 0:
+            common.say(f"{done}/{count} specs{f', a violation: {outcome.command}' if outcome.violated else ''}")
+
+    outcomes = fuzz(count, seed=seed, on_outcome=progress)
     if common.emit(outcomes):
         rows = [
             {
                 "seed": outcome.seed,
-                "method": outcome.drawn.values["method"],
+                "method": Path(outcome.drawn.values["method"]).name,
                 "model": outcome.drawn.values.get("model.name", ""),
                 "batches": outcome.drawn.values.get("batch_sampling", ""),
                 "view": outcome.drawn.view,

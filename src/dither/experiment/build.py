@@ -250,10 +250,12 @@ def assemble(
     calibrated = calibrated.with_plan(noise_lost=cut or rounded)
     if calibrated.plan.noise_lost and not plan.noise_projected and spec.privacy.view != "upload":
         how = "cut" if cut else "round away"
-        bits = "lower secagg.scale_bits, raise secagg.bound, or" if cut else "raise secagg.scale_bits, and"
+        bits = (
+            "lower secagg.scale_bits, raise secagg.bound, or" if cut else "raise secagg.scale_bits, and if need be"
+        )
         raise SpecError(
-            f"a secure sum would {how} the noise of uploads, on which privacy.view={spec.privacy.view!r} counts: "
-            f"{bits} set secagg.modulus_bits to 64"
+            f"with secagg.scale_bits={plan.scale_bits} a secure sum would {how} the noise of uploads, on which "
+            f"privacy.view={spec.privacy.view!r} counts: {bits} set secagg.modulus_bits to 64"
         )
     claim = prepared.reclaim(calibrated.plan.hyper) if prepared.reclaim else prepared.claim
     return replace(calibrated, prepared=calibrated.prepared._replace(claim=claim))
