@@ -123,29 +123,45 @@ def test_a_key_is_an_argument_of_the_program_alone():
     assert (entropy.fresh_key(2) != entropy.fresh_key(2)).any(axis=1).all()
 
 
-def test_a_gpus_kernel_draws_what_xla_draws():
-    """The kernel is interpreted here; the seeds are two equal ones and one other."""
+@pytest.mark.parametrize("few", [entropy._FEW, 0], ids=["one kernel", "two kernels"])
+def test_a_gpus_kernels_draw_what_xla_draws(monkeypatch, few):
+    """They are interpreted here; the seeds are two equal ones and one other."""
+    monkeypatch.setattr(entropy, "_FEW", few)
     seed = jnp.asarray(np.stack([np.arange(11), np.arange(11), np.arange(11) + 5]).astype(np.uint32))
-    kernel = jax.jit(lambda seed: entropy.chacha_draws(seed, 700, kernel=True, interpret=True))(seed)
-    by_xla = np.asarray(jax.jit(lambda seed: entropy.chacha_draws(seed, 700))(seed))
+    kernel = jax.jit(lambda seed: entropy.chacha_draws(seed, 1300, kernel=True, interpret=True))(seed)
+    by_xla = np.asarray(jax.jit(lambda seed: entropy.chacha_draws(seed, 1300))(seed))
     np.testing.assert_array_equal(kernel, by_xla)
-    assert np.abs(np.corrcoef(by_xla)[np.triu_indices(3, 1)]).max() < 6 / np.sqrt(700)
+    assert np.abs(np.corrcoef(by_xla)[np.triu_indices(3, 1)]).max() < 6 / np.sqrt(1300)
     assert abs(by_xla.std() / WIDTH - 1) < 6 / np.sqrt(2 * by_xla.size)
 
 
-def test_the_words_of_a_block_make_five_draws():
-    """Ten words pick, five decide ties, and the last one is added to these for the second picks."""
+def test_the_words_of_two_blocks_make_eight_draws():
+    """The first block's words pick, the second's decide ties; a bit of the nonce tells the blocks apart."""
     seed = jnp.asarray(np.arange(4, 15, dtype=np.uint32))
-    drawn = jax.jit(lambda seed: entropy.chacha_draws(seed, 5 * 2**16))(seed)
+    drawn = jax.jit(lambda seed: entropy.chacha_draws(seed, 8 * 2**16))(seed)
 
     @jax.jit
-    def by_hand(seed, last):
-        words = entropy.chacha_block(list(seed), jnp.arange(2**16, dtype=jnp.uint32))
-        low = [(words[10 + i], words[10 + i] ^ words[15] ^ last) for i in range(5)]
-        return jnp.concatenate([lattice.draw(words[2 * i : 2 * i + 2], low[i]) for i in range(5)])
+    def by_hand(seed, bit, last):
+        counter = jnp.arange(2**16, dtype=jnp.uint32)
+        words = entropy.chacha_block(list(seed), counter)
+        ties = [word ^ last for word in entropy.chacha_block([*seed[:9], seed[9] | bit, seed[10]], counter)]
+        return jnp.concatenate([lattice.draw(words[i : i + 2], ties[i : i + 2]) for i in range(0, 16, 2)])
 
-    np.testing.assert_array_equal(drawn, by_hand(seed, jnp.uint32(0)))
-    assert 0 < (drawn != by_hand(seed, jnp.uint32(2**32 - 1))).sum() < 10  # ties of the second picks
+    np.testing.assert_array_equal(drawn, by_hand(seed, jnp.uint32(2**31), jnp.uint32(0)))
+    assert 0 < (drawn != by_hand(seed, jnp.uint32(0), jnp.uint32(0))).sum() < 10
+    assert 0 < (drawn != by_hand(seed, jnp.uint32(2**31), jnp.uint32(2**32 - 1))).sum() < 10
+
+
+def test_a_gpus_second_kernel_draws_blocks_with_ties_again(monkeypatch):
+    """A seed with ties that change blocks 627 and 1074 of 1,408, which the first and the last search find."""
+    monkeypatch.setattr(entropy, "_FEW", 0)
+    seed, count = jnp.arange(11, dtype=jnp.uint32).at[10].set(54), 8 * 1408
+    drawn = jax.jit(lambda seed: entropy.chacha_draws(seed, count, kernel=True, interpret=True))(seed[None])[0]
+    words = jax.jit(entropy.chacha_block)(list(seed), jnp.arange(1408, dtype=jnp.uint32))
+    nothing = [jnp.zeros(1408, jnp.uint32)] * 2
+    without = jnp.stack([lattice.draw(words[i : i + 2], nothing) for i in range(0, 16, 2)])
+    np.testing.assert_array_equal(np.argwhere(drawn.reshape(8, 1408) != without), [[0, 1074], [7, 627]])
+    np.testing.assert_array_equal(drawn, jax.jit(lambda seed: entropy.chacha_draws(seed, count))(seed))
 
 
 def test_only_a_single_draw_outside_loops_may_be_drawn_ahead():
@@ -173,4 +189,4 @@ def test_only_a_single_draw_outside_loops_may_be_drawn_ahead():
 def test_more_blocks_than_the_counter_has_are_refused_before_anything_is_drawn():
     seeds = jax.ShapeDtypeStruct((2**16, 11), jnp.uint32)
     with pytest.raises(SpecError, match="random integers in one draw"):
-        jax.eval_shape(lambda seed: entropy.chacha_draws(seed, 5 * 2**16), seeds)
+        jax.eval_shape(lambda seed: entropy.chacha_draws(seed, 8 * 2**16), seeds)

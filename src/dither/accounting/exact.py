@@ -39,15 +39,15 @@ Write φ_r for the density of N(0, r²), K for SPREAD and R for WIDTH = s·sqrt(
    are rounded up, and what that takes near 0 is small beside the probabilities there. So its law is
    (1 - η)·D'(s) plus η times another law.
 5. A draw from the table takes a bin and 18 bits from a word of its own; only if these equal the first 18 bits of
-   the bin's threshold (a tie, probability 2^-18) do the 32 bits of a further word decide. Draw i has one such
-   word w_i, which its first pick reads. The second pick reads on a GPU w_i ^ v, v one word for five draws, and on
-   a CPU w_i ^ w_(i+1) ^ w_(i+2). Picks whose ties read linearly independent sums are independent. With v, only two
-   draws that tie in both picks depend on each other: ten pairs in five draws, 2^-72 each. On a CPU each sum has an
-   odd number of terms, so a dependent set is even; no two sums are equal, so it has at least four. Of the smallest
-   ones, two begin at each draw: {w_i ^ w_(i+1) ^ w_(i+2), w_i, w_(i+1), w_(i+2)} and {two neighbouring sums of
-   three, w_i, w_(i+3)}; all four tie with probability 2^-72. Larger ones hold k >= 2 sums of three, each at most
-   two draws after the one before (else they fall apart), and at least six in all: fewer than 2^k begin at a draw,
-   with probability 2^-18·max(6, k + 1). So all draws together are within 2^-70 a draw of independent ones.
+   the bin's threshold (a tie, probability 2^-18) do the 32 bits of a further word decide. On a GPU each pick has
+   such a word of its own, and the picks are independent. On a CPU draw i has one such word w_i, which its first
+   pick reads; the second pick reads w_i ^ w_(i+1) ^ w_(i+2). Picks whose ties read linearly independent sums are
+   independent. Each sum has an odd number of terms, so a dependent set is even; no two sums are equal, so it has
+   at least four. Of the smallest ones, two begin at each draw: {w_i ^ w_(i+1) ^ w_(i+2), w_i, w_(i+1), w_(i+2)}
+   and {two neighbouring sums of three, w_i, w_(i+3)}; all four tie with probability 2^-72. Larger ones hold k >= 2
+   sums of three, each at most two draws after the one before (else they fall apart), and at least six in all:
+   fewer than 2^k begin at a draw, with probability 2^-18·max(6, k + 1). So all draws together are within 2^-70 a
+   draw of independent ones.
 
 Together 2·η <= FAILURE_PER_DRAW and 2·CUT + 2^-70 + 4·e1 + 2·e2 <= TV_PER_DRAW. A test computes η and CUT with
 integers of 256 bits.

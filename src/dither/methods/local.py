@@ -17,6 +17,7 @@ from dither.errors import SpecError
 from dither.models import Model
 from dither.privacy import clipping, lattice, noise, sampling
 from dither.privacy.sampling import Batches
+from dither.privacy.softmax import turned
 from dither.types import Array, Batch, ClientResult, Hyper, Keys, Params, Prepared, PrivacyPlan, Records, Round
 
 if TYPE_CHECKING:
@@ -41,6 +42,10 @@ def train(
     clients at once would not fit for image data.
     """
 
+    if jax.default_backend() == "gpu" and batches.positions.shape[1] > 2 * exact.BLOCK:
+        # Batches that are summed in blocks are filled up to whole ones before their records are fetched.
+        missing = -batches.positions.shape[1] % exact.BLOCK
+        batches = Batches(*(jnp.pad(each, ((0, 0), (0, missing))) for each in batches))
     with jax.named_scope("gather"):  # names for a profile (benchmarks/profiling.py)
         rows = records.rows(batches.positions)
         labels = records.y[rows]
@@ -50,14 +55,15 @@ def train(
         number, rows, y, weights = inputs
         with jax.named_scope("gather"):
             batch = Batch(records.x[rows], y, weights)
-        return step(carry, batch, number)
+        after, diagnostic = step(turned(carry), batch, number)
+        return turned(after), diagnostic
 
     # Two small steps a turn spare a CPU some of the loop's own work; more only take longer to compile.
     small = rows.shape[1] * math.prod(records.x.shape[1:]) <= _SMALL_STEP
     unroll = 2 if small and jax.default_backend() == "cpu" else 1
     inputs = (jnp.arange(rows.shape[0]), rows, labels, weights)
-    end, diagnostics = jax.lax.scan(body, start, inputs, unroll=unroll)
-    return end, jnp.mean(diagnostics)
+    end, diagnostics = jax.lax.scan(body, turned(start), inputs, unroll=unroll)
+    return turned(end), jnp.mean(diagnostics)
 
 
 def batch_sampler(plan: PrivacyPlan) -> sampling.BatchSampler:

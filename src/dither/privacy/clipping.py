@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 
 from dither.accounting import exact
-from dither.models import Model, count_params, losses
-from dither.privacy import lattice
+from dither.models import Model, count_params, cross_entropy, losses
+from dither.privacy import lattice, softmax
 from dither.types import Array, Batch, Params, PyTree
 
 REACH = 2.0**40  # of a coordinate that a client reads or sends: sums and products of such numbers are finite
@@ -168,8 +168,10 @@ def on_lattice(
 
     def one(block: list[Array]) -> tuple[PyTree, Array]:
         total, fraction = example_clipped_sum(model, params, *block, clip_norm=clip_norm, stored=True)
-        clipped = jnp.rint(fraction * jnp.sum(block[2]))  # a whole number again
-        return lattice.rounded(total, scale) if fixed_places else total, clipped
+        return finished(total, fraction * jnp.sum(block[2]))
+
+    def finished(total: PyTree, clipped: Array) -> tuple[PyTree, Array]:
+        return lattice.rounded(total, scale) if fixed_places else total, jnp.rint(clipped)  # a whole number again
 
     def joined(a: tuple[PyTree, Array], b: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
         total = lattice.added(a[0], b[0]) if fixed_places else jax.tree.map(jnp.add, a[0], b[0])
@@ -178,7 +180,10 @@ def on_lattice(
     def one_group(group: list[Array]) -> tuple[PyTree, Array]:
         if together == 1:
             return one([a[0] for a in group])
-        sums = jax.vmap(one)(group)
+        if _is_large_softmax(model, params):
+            sums = jax.vmap(finished)(*softmax_block_sums(model, params, *group, clip_norm=clip_norm)[:2])
+        else:
+            sums = jax.vmap(one)(group)
         each: list[tuple[PyTree, Array]] = [jax.tree.map(operator.itemgetter(i), sums) for i in range(together)]
         return functools.reduce(joined, each)
 
@@ -231,7 +236,14 @@ def example_clipped_sum(
     """Sum over records of weight · clip(gradient, clip_norm), and the fraction that was clipped. `stored` keeps
     the compiler from computing a number twice, for the norm and, to other bits, for the sum (R7): `layers` does so
     always. A record then has the same bits at every place, if there are a multiple of `exact.PLACES`."""
-    x = jnp.where(jnp.isfinite(x), x, 0)  # part of the gather that made x: it costs nothing
+    if _is_large_softmax(model, params):
+        # Blocks side by side keep more of a GPU busy.
+        size = next((size for size in (2 * exact.BLOCK, exact.BLOCK) if len(x) % size == 0), len(x))
+        blocks = (a.reshape(-1, size, *a.shape[1:]) for a in (x, y, weights))
+        totals, clipped, counted = softmax_block_sums(model, params, *blocks, clip_norm=clip_norm)
+        total = jax.tree.map(lambda blocks: jnp.sum(blocks, 0), totals)
+        return total, jnp.sum(clipped) / jnp.maximum(jnp.sum(counted), 1.0)
+    x = _finite(x)
     if model.layers:
         return _dense_clipped_sum(model, params, x, y, weights, clip_norm=clip_norm, stored=stored)
     from dither.privacy import layers
@@ -239,6 +251,12 @@ def example_clipped_sum(
     places = exact.PLACES if stored else 1
     total, norms = layers.clipped_sum(model, params, x, y, weights, clip_norm=clip_norm, places=places)
     return total, _fraction(norms, weights, clip_norm)
+
+
+def _finite(x: Array) -> Array:
+    """Records with 0 in place of what is not finite. It is part of the gather that makes them, and costs
+    nothing."""
+    return jnp.where(jnp.isfinite(x), x, 0)
 
 
 def _dense_clipped_sum(
@@ -262,6 +280,42 @@ def _dense_clipped_sum(
         scaled = jnp.where(counts[:, None], d, 0) * scale[:, None]
         total[layer.name] = {"w": product(a, scaled), "b": jnp.sum(scaled, 0)}
     return total, _fraction(norms, weights, clip_norm)
+
+
+def _is_large_softmax(model: Model, params: Params) -> bool:
+    """Whether `softmax_block_sums` clips: on a GPU, one dense layer with a plain cross-entropy."""
+    if model.name != "softmax" or len(model.layers) != 1 or model.loss is not cross_entropy:
+        return False
+    shape = params[model.layers[0].name]["w"].shape
+    return softmax.is_large(shape) and shape[1] <= softmax.MOST_CLASSES
+
+
+# reason: as `example_clipped_sum`
+def softmax_block_sums(
+    model: Model, params: Params, x: Array, y: Array, weights: Array, *, clip_norm: Array, interpret: bool = False
+) -> tuple[PyTree, Array, Array]:
+    """`example_clipped_sum` of softmax regression for each block of records, in the way of a GPU; with it the
+    weights of the records that were clipped, and of all. `x` is `[blocks, records, features]`."""
+    x = _finite(x)
+    (layer,) = model.layers
+    weight, bias = params[layer.name]["w"], params[layer.name]["b"]
+    blocks, classes = len(x), len(bias)
+    flat = x.reshape(-1, x.shape[-1])
+    derivatives = softmax.clipped_derivatives(
+        jnp.matmul(weight.T, flat.T),
+        bias,
+        y.reshape(-1),
+        weights.reshape(-1),
+        jnp.sum(jnp.square(flat), 1),
+        clip_norm,
+        blocks=blocks,
+        tiny=TINY,
+        lost=LOST,
+        interpret=interpret,
+    )
+    gradient = jnp.matmul(derivatives, x, precision=EXACT)[:, :classes].swapaxes(1, 2)
+    sums = jnp.sum(derivatives, 2)
+    return {layer.name: {"w": gradient, "b": sums[:, :classes]}}, sums[:, classes], sums[:, classes + 1]
 
 
 def product(a: Array, d: Array) -> Array:

@@ -10,9 +10,10 @@ must share (the server's noise) is the first one's.
 
 *On an accelerator* the host would be too slow, so the compiled program expands a key with ChaCha12.
 The key is an argument of the program, drawn from `os.urandom` for each call of it (`fresh_key`), never a
-constant of it and never saved. The nonce holds round, client and step, 31 bits each, and a bit that tells the
-server's draws from the clients'; the block counter goes through a draw and through whatever vmap maps over. So
-no two draws of one program share a block, and no two calls share a key.
+constant of it and never saved. The nonce holds round, client and step, 31 bits each, a bit that tells the
+server's draws from the clients', and one that tells the two kinds of block apart; the block counter goes through
+a draw and through whatever vmap maps over. So no two draws of one program share a block, and no two calls share
+a key.
 
 This is the second importer of `cryptography`, after `secagg.primitives`: noise that a party could predict
 protects as little as a mask that it could, and `privacy` stands above `secagg`, so it may not ask there. The
@@ -24,10 +25,11 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +40,7 @@ from jax.experimental import io_callback
 from dither.accounting.exact import SPREAD
 from dither.errors import SpecError
 from dither.privacy import lattice
+from dither.privacy.softmax import is_turned
 from dither.types import Array
 
 _CHUNK = memoryview(bytes(1 << 17))  # zeros to encrypt, few enough for a core's cache
@@ -104,7 +107,7 @@ class OsEntropy:
         parts = [slice(end - size, end) for size, end in zip(sizes, np.cumsum(sizes).tolist(), strict=True)]
         if self.key is not None:
             drawn = _expanded(sum(sizes), spread)(self.key, self._nonce(), mapped)
-            return [drawn[part].reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+            return [_in_shape(drawn[part], shape) for part, shape in zip(parts, shapes, strict=True)]
         words, total = self.words(3 * sum(sizes) + 2), sum(sizes)
         # Drawn in the shape of use, for which `noise._in_shape` has the reasons.
         return [
@@ -202,6 +205,11 @@ def _is_traced(value: object) -> bool:
     return hasattr(value, "eqns")
 
 
+def _in_shape(drawn: Array, shape: tuple[int, ...]) -> Array:
+    """Any order of a draw will do: that in which the compiler has least to move."""
+    return drawn.reshape(shape[::-1]).T if is_turned(shape) else drawn.reshape(shape)
+
+
 @functools.cache
 def _expanded(count: int, spread: int = SPREAD) -> Callable[[Array, Array, Array], Array]:
     """A function of key, nonce and a mapped number: that many integers. Each index that vmap maps over has
@@ -234,14 +242,19 @@ def _expanded(count: int, spread: int = SPREAD) -> Callable[[Array, Array, Array
 # that are published break 7. On a GPU it is bound by its arithmetic: with 20 rounds a draw takes 1.4 times as
 # long.
 #
-# A block has 16 words, enough for five draws of three (`privacy.lattice`), and one more for their ties. On a GPU
-# one kernel makes blocks and draws in registers, so that no word passes through memory; elsewhere the same
-# arithmetic is left to XLA. Both give the same integers.
+# A block has 16 words, enough for eight draws of two picks (`privacy.lattice`). A second block, with a bit of the
+# nonce that tells the two apart, has the words that decide ties, one for each pick. On a GPU a kernel makes blocks
+# and draws in registers, so that no word passes through memory. Where there is much to draw, one kernel makes
+# first blocks alone and marks ties, and another makes the few marked blocks again, with their second ones.
+# Elsewhere the same arithmetic is left to XLA. All give the same integers.
 
 _CHACHA_CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
 _CHACHA_ROUNDS = 12
-_DRAWS = 5  # of a block
+_DRAWS = 8  # of a block
 _LANES = 128  # blocks that a GPU's kernel makes side by side
+_AT_ONCE = 8  # as many such parts are searched for ties at once
+_FEW = 1 << 17  # blocks for which a second kernel takes longer than second blocks for all
+_TIES = np.uint32(1 << 31)  # in a nonce's second word, whose number has 31 bits: the block decides ties
 
 
 def chacha_block(seed: list[Array], counter: Array, rounds: int = _CHACHA_ROUNDS) -> list[Array]:
@@ -292,34 +305,113 @@ def _chacha_drawn(
 ) -> list[Array]:
     """The draws of each block, one array for each of the block's places."""
     words = chacha_block(seed, counter)
-    high, ties = words[: 2 * _DRAWS], words[2 * _DRAWS : -1]
+    ties = chacha_block([*seed[:9], seed[9] | _TIES, seed[10]], counter)
     return [
-        lattice.draw(high[2 * i : 2 * i + 2], (ties[i], ties[i] ^ words[-1]), look_up, spread=spread)
-        for i in range(_DRAWS)
+        lattice.draw(words[i : i + 2], ties[i : i + 2], look_up, spread=spread) for i in range(0, 2 * _DRAWS, 2)
     ]
 
 
 def _chacha_on_gpu(seed: Array, blocks: int, spread: int, interpret: bool) -> Array:
+    """In one kernel where there is little to draw; else in two, the second of which draws again what has ties."""
     from jax.experimental import pallas
+    from jax.experimental.pallas import triton
 
     high, low = jnp.asarray(lattice.table())
-    make = pallas.pallas_call(
-        functools.partial(_chacha_kernel, blocks, spread),
-        out_shape=jax.ShapeDtypeStruct((len(seed), _DRAWS, blocks), jnp.int32),
-        grid=(len(seed), blocks // _LANES),
-        interpret=interpret,
+    results = jax.ShapeDtypeStruct((len(seed), _DRAWS, blocks), jnp.int32)
+
+    def call(kernel: Callable[..., None], width: int, results: Any, **options: Any) -> Callable[..., Any]:
+        return pallas.pallas_call(
+            functools.partial(kernel, blocks, spread),
+            out_shape=results,
+            grid=(len(seed), -(-blocks // width)),
+            compiler_params=triton.CompilerParams(),
+            interpret=interpret,
+            **options,
+        )
+
+    if len(seed) * blocks <= _FEW:
+        drawn: Array = call(_all_draws, _LANES, results)(seed, high, low)
+        return drawn
+    width = _LANES * _AT_ONCE
+    marks = jax.ShapeDtypeStruct((len(seed), -(-blocks // width) * width), jnp.int8)
+    drawn, tied = call(_draws_without_ties, _LANES, (results, marks))(seed, high)
+    whole: Array = call(_draws_with_ties, width, results, input_output_aliases={4: 0})(
+        seed, high, low, tied, drawn
     )
-    drawn: Array = make(seed, high, low)
-    return drawn
+    return whole
 
 
-def _chacha_kernel(blocks: int, spread: int, seed: Array, high: Array, low: Array, out: Array) -> None:
-    """The draws of `_LANES` blocks of one seed. The arguments are references to arrays in the GPU's memory."""
+# In a kernel the arguments are references to arrays in the GPU's memory. One program makes `_LANES` blocks of one
+# seed: one for each of its threads, since more take four times as long.
+
+
+class _Part(NamedTuple):
+    """Blocks that are made side by side."""
+
+    number: Array  # of the seed
+    first: Array  # of its blocks
+
+    def blocks(self, seed: Any, each: int) -> tuple[list[Array], Array]:
+        """The seed and the counters, where each seed has so many blocks."""
+        counter = self.number * each + self.first + jax.lax.broadcasted_iota(jnp.int32, (_LANES,), 0)
+        return [seed[self.number, i] for i in range(11)], counter.astype(jnp.uint32)
+
+    def keep(self, drawn: list[Array], out: Any) -> None:
+        from jax.experimental import pallas
+
+        for i, integers in enumerate(drawn):
+            out[self.number, i, pallas.ds(self.first, _LANES)] = integers
+
+
+def _all_draws(blocks: int, spread: int, seed: Any, high: Any, low: Any, out: Any) -> None:
     from jax.experimental import pallas
 
-    number, first = pallas.program_id(0), pallas.program_id(1) * _LANES
-    lanes = jax.lax.broadcasted_iota(jnp.int32, (_LANES,), 0)
-    counter = (number * blocks + first + lanes).astype(jnp.uint32)
-    drawn = _chacha_drawn([seed[number, i] for i in range(11)], counter, spread, lambda own: (high[own], low[own]))
-    for i, integers in enumerate(drawn):
-        out[number, i, pallas.ds(first, _LANES)] = integers
+    part = _Part(pallas.program_id(0), pallas.program_id(1) * _LANES)
+    part.keep(_chacha_drawn(*part.blocks(seed, blocks), spread, lambda own: (high[own], low[own])), out)
+
+
+def _draws_without_ties(blocks: int, spread: int, seed: Any, high: Any, out: Any, tied: Any) -> None:
+    """The draws, wrong where a pick ties, and which blocks have a tie."""
+    from jax.experimental import pallas
+
+    part = _Part(pallas.program_id(0), pallas.program_id(1) * _LANES)
+    words = chacha_block(*part.blocks(seed, blocks))
+    packed = [high[lattice.bin_of(word)] for word in words]
+    columns, nothing = iter(packed), jnp.zeros(_LANES, jnp.uint32)
+    drawn = [
+        lattice.draw(words[i : i + 2], (nothing, nothing), lambda _: (next(columns), nothing), spread=spread)
+        for i in range(0, 2 * _DRAWS, 2)
+    ]
+    part.keep(drawn, out)
+    ties = functools.reduce(operator.or_, map(lattice.tied, words, packed))
+    tied[part.number, pallas.ds(part.first, _LANES)] = ties.astype(jnp.int8)
+
+
+# reason: as above
+def _draws_with_ties(
+    blocks: int, spread: int, seed: Any, high: Any, low: Any, tied: Any, before: Any, out: Any
+) -> None:
+    """The draws once more where a block has a tie; the others stay."""
+    from jax.experimental import pallas
+
+    del before  # it is `out`
+    number, first = pallas.program_id(0), pallas.program_id(1) * _LANES * _AT_ONCE
+
+    def any_of(first: Array, width: int) -> Array:
+        exists = first + jax.lax.broadcasted_iota(jnp.int32, (width,), 0) < blocks  # beyond, nothing was marked
+        marks = tied[number, pallas.ds(first, width)].astype(jnp.int32)
+        return jnp.max(jnp.where(exists, marks, 0)) > 0
+
+    @pallas.when(any_of(first, _LANES * _AT_ONCE))
+    def _() -> None:
+        def again(i: Array, done: tuple[()]) -> tuple[()]:
+            part = _Part(number, first + i * _LANES)
+
+            @pallas.when(any_of(part.first, _LANES))
+            def _() -> None:
+                drawn = _chacha_drawn(*part.blocks(seed, blocks), spread, lambda own: (high[own], low[own]))
+                part.keep(drawn, out)
+
+            return done
+
+        jax.lax.fori_loop(0, _AT_ONCE, again, ())

@@ -111,13 +111,27 @@ def _look_up(bins: Array) -> tuple[Array, Array]:
 
 def _pick(high: Array, low: Array, look_up: LookUp = _look_up) -> Array:
     """One draw from the table."""
-    own = (high >> np.uint32(_HIGH_BITS)).astype(jnp.int32)
+    own = bin_of(high)
     packed, threshold_low = look_up(own)
-    compared = high & np.uint32(2**_HIGH_BITS - 1)
-    threshold = packed >> np.uint32(TABLE_BITS)
+    compared, threshold = _compared(high, packed)
     keep = (compared < threshold) | ((compared == threshold) & (low < threshold_low))
     alias = (packed & np.uint32(_BINS - 1)).astype(jnp.int32)
     return jnp.where(keep, own, alias) - _BINS // 2
+
+
+def bin_of(high: Array) -> Array:
+    """The bin of the table that a word takes."""
+    return (high >> np.uint32(_HIGH_BITS)).astype(jnp.int32)
+
+
+def tied(high: Array, packed: Array) -> Array:
+    """Whether a further word decides what the word draws; `packed` is the first column of its bin."""
+    compared, threshold = _compared(high, packed)
+    return compared == threshold
+
+
+def _compared(high: Array, packed: Array) -> tuple[Array, Array]:
+    return high & np.uint32(2**_HIGH_BITS - 1), packed >> np.uint32(TABLE_BITS)
 
 
 # Integers before the noise

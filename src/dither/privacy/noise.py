@@ -27,6 +27,7 @@ from dither.accounting.exact import SPREAD, SUM_SPREAD, WIDTHS
 from dither.errors import SpecError, did_you_mean
 from dither.privacy import lattice
 from dither.privacy.entropy import OsEntropy
+from dither.privacy.softmax import is_turned
 from dither.types import Array, Key, PyTree
 
 # Threefry-2x32 as plain array operations: the same bits as JAX's own keys, several times faster on a CPU. JAX
@@ -199,8 +200,11 @@ def standard_normal(key: Key, tree: PyTree) -> PyTree:
     leaves, structure = jax.tree.flatten(tree)
     shapes = [leaf.shape for leaf in leaves]
     total = sum(math.prod(shape) for shape in shapes)
-    if _ONE_DRAW < total <= 2**32 and is_key(key) and jax.default_backend() == "cpu":
-        return jax.tree.unflatten(structure, _in_shape(key, shapes))
+    if _ONE_DRAW < total <= 2**32 and is_key(key):
+        if jax.default_backend() == "cpu":
+            return jax.tree.unflatten(structure, _in_shape(key, shapes))
+        if any(map(is_turned, shapes)):
+            return jax.tree.unflatten(structure, _as_it_lies(key, shapes))
     return jax.tree.unflatten(structure, _cut(from_words(jax.random.bits(key, (total,), jnp.uint32)), shapes))
 
 
@@ -231,6 +235,20 @@ def _in_shape(key: Key, shapes: list[tuple[int, ...]]) -> list[Array]:
         block = jax.lax.map(lambda half: from_words(words(key, half)), jnp.asarray(halves)).reshape(-1)
         for i, values in zip(which, _cut(block, [shapes[i] for i in which]), strict=True):
             drawn[i] = values
+    return drawn
+
+
+def _as_it_lies(key: Key, shapes: list[tuple[int, ...]]) -> list[Array]:
+    """The numbers of the block for a GPU, those of each leaf made in the order in which it is kept: the compiler
+    would not make them and add them in one pass otherwise."""
+    drawn, first = [], 0
+    for shape in shapes:
+        if is_turned(shape):
+            rows, columns = (jax.lax.broadcasted_iota(jnp.uint32, shape[::-1], axis) for axis in (1, 0))
+            drawn.append(from_words(words(key, rows * np.uint32(shape[1]) + columns + np.uint32(first))).T)
+        else:
+            drawn.append(from_words(words(key, counted(shape, first))))
+        first += math.prod(shape)
     return drawn
 
 

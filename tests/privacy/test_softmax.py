@@ -1,0 +1,152 @@
+"""Softmax regression in the way of a GPU. Its kernel is interpreted here."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dither import models
+from dither.data import Dataset
+from dither.experiment import build
+from dither.privacy import clipping, noise, softmax
+from dither.simulation.arrays import ONE_DEVICE
+from dither.spec import Spec
+
+FEATURES, CLASSES = 40, 5
+block_sums = functools.partial(clipping.softmax_block_sums, interpret=True)
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """What is compiled for a GPU, on this machine."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(clipping, "softmax_block_sums", block_sums)
+
+
+def a_batch(records, seed=0):
+    draw = np.random.default_rng(seed)
+    params = {"out": {"w": draw.normal(size=(FEATURES, CLASSES)), "b": draw.normal(size=CLASSES)}}
+    x = draw.normal(size=(records, FEATURES))
+    batch = x, draw.integers(0, CLASSES, records), (draw.random(records) < 0.8) * 1.0
+    types = (jnp.float32, jnp.int32, jnp.float32)
+    return (
+        jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params),
+        tuple(jnp.asarray(a, kind) for a, kind in zip(batch, types, strict=True)),
+    )
+
+
+@pytest.mark.parametrize(("records", "blocks"), [(7, 1), (72, 1), (128, 2), (192, 3)])
+def test_sums_of_blocks_are_those_of_a_cpu(records, blocks):
+    model, (params, (x, y, weights)) = models.softmax(FEATURES, CLASSES), a_batch(records)
+    x = x.at[3].set(1e30).at[4].set(jnp.inf).at[5, 2].set(jnp.nan).at[6].set(3e38)
+    clip = jnp.float32(3.0)
+    expected, fraction = clipping.example_clipped_sum(model, params, x, y, weights, clip_norm=clip)
+    in_blocks = (a.reshape(blocks, -1, *a.shape[1:]) for a in (x, y, weights))
+    sums, clipped, counted = block_sums(model, params, *in_blocks, clip_norm=clip)
+    assert 0 < fraction < 1
+    assert float(jnp.sum(clipped) / jnp.sum(counted)) == pytest.approx(float(fraction), rel=1e-6)
+    assert jnp.array_equal(counted, weights.reshape(blocks, -1).sum(1))
+    for a, b in zip(jax.tree.leaves(sums), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a.sum(0), b, atol=1e-5)
+
+
+def test_whatever_is_mapped_is_clipped_by_itself():
+    model = models.softmax(FEATURES, CLASSES)
+    (params, batch), (other, others) = a_batch(64), a_batch(64, seed=1)
+
+    def sums(params, x, y, weights, clip):
+        return block_sums(model, params, x[None], y[None], weights[None], clip_norm=clip)
+
+    pairs = jax.tree.map(lambda a, b: jnp.stack([a, b]), (params, *batch), (other, *others))
+    mapped = jax.vmap(sums)(*pairs, jnp.array([1.0, 4.0]))
+    for which, one in enumerate([sums(params, *batch, 1.0), sums(other, *others, 4.0)]):
+        for a, b in zip(jax.tree.leaves(mapped), jax.tree.leaves(one), strict=True):
+            np.testing.assert_allclose(a[which], b, atol=1e-6)
+
+
+def test_a_record_moves_a_sum_by_at_most_the_clip_whatever_its_bits():
+    """Each record is alone in its block: random bits, special values, numbers of all sizes."""
+    model, records, clip = models.softmax(FEATURES, CLASSES), 512, 0.7
+    draw = np.random.default_rng(3)
+    bits = draw.integers(0, 2**32, (records, FEATURES), dtype=np.uint32).view(np.float32).copy()
+    special = np.array([0, -0.0, np.inf, -np.inf, np.nan, 3.4e38, -3.4e38, 1e-45, 1e-30, 1e30, 1], np.float32)
+    bits[::4] = draw.choice(special, (records // 4, FEATURES))
+    bits[1::2] = draw.normal(size=(records // 2, FEATURES)) * 10 ** draw.uniform(-30, 17, (records // 2, 1))
+    params, _ = a_batch(1)
+    y = jnp.asarray(draw.integers(-2, CLASSES + 2, (records, 1)), jnp.int32)
+    in_blocks = (jnp.asarray(bits)[:, None], y, jnp.ones((records, 1)))
+    sums, _, _ = jax.jit(functools.partial(block_sums, model, clip_norm=clip))(params, *in_blocks)
+    flat = np.concatenate([np.asarray(leaf, np.float64).reshape(records, -1) for leaf in jax.tree.leaves(sums)], 1)
+    lengths = np.linalg.norm(flat, axis=1)
+    assert np.isfinite(flat).all()
+    assert lengths.max() <= clip * (1 + 1e-6)
+    assert (lengths > 0.99 * clip).sum() > records / 20
+
+
+def test_a_record_of_weight_zero_has_no_influence():
+    model, (params, (x, y, weights)) = models.softmax(FEATURES, CLASSES), a_batch(64)
+    without = block_sums(model, params, x[None], y[None], weights[None], clip_norm=1.0)
+    hidden = jnp.where(weights[:, None] > 0, x, jnp.nan)
+    for a, b in zip(
+        jax.tree.leaves(block_sums(model, params, hidden[None], y[None], weights[None], clip_norm=1.0)),
+        jax.tree.leaves(without),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("batch_size", [40, 150])
+def test_rounds_compiled_for_a_gpu_are_those_of_a_cpu(request, batch_size):
+    """Parameters kept as their transpose, noise drawn as they lie, batches filled up to whole blocks: the same
+    model to float32's rounding, also where runs and clients are mapped."""
+    spec = Spec.from_any("dp-scaffold").with_values(
+        {
+            **{"num_clients": 4, "cohort_size": 3, "local_steps": 2, "num_rounds": 2, "client_lr": 0.5},
+            **{"privacy.noise_decay_start": 0, "privacy.clip_norm": 0.5, "privacy.noise_std": 0.01},
+            **{"method_options.stop_at_budget": "no", "data.records_per_client": 200, "batch_size": batch_size},
+        }
+    )
+    draw = np.random.default_rng(0)
+    x, y = draw.random((900, 100), np.float32) / 10, draw.integers(0, 47, 900).astype(np.int32)
+    names, columns = tuple(map(str, range(47))), tuple(f"x{i}" for i in range(100))
+    parts = (x[:800], y[:800], x[800:], y[800:])
+    dataset = Dataset("made up", *parts, names, columns, (), None, None, None, (), True)
+
+    def trained():
+        experiment = build.build_experiment(spec, dataset=dataset)
+        simulation = build.make_simulation(experiment, shards=ONE_DEVICE, layout="vmap")
+        inputs = simulation.inputs(
+            experiment.problem,
+            seeds=[0, 5],
+            hyper=build.hypers([experiment] * 2),
+            cohorts=build.designs([experiment] * 2),
+        )
+        state = simulation.advance(simulation.start(inputs), inputs, 0, 2)
+        return simulation.params(state, inputs), state.metrics
+
+    expected = trained()
+    request.getfixturevalue("on_gpu")
+    assert softmax.is_turned((100, 47))
+    for a, b in zip(jax.tree.leaves(trained()), jax.tree.leaves(expected), strict=True):
+        assert np.abs(b).max() > 0.01
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_large_matrices_with_rows_at_odd_places_are_turned_on_a_gpu_alone(on_gpu, monkeypatch):
+    assert softmax.is_turned((784, 47))
+    assert softmax.is_turned((47, 784))
+    for other in [(784, 48), (783, 47), (113, 2), (47,), (8, 784, 47)]:
+        assert not softmax.is_turned(other)
+    tree = {"w": jnp.arange(784 * 47.0).reshape(784, 47), "b": jnp.arange(47.0)}
+    assert softmax.turned(tree)["w"].shape == (47, 784)
+    assert jnp.array_equal(softmax.turned(softmax.turned(tree))["w"], tree["w"])
+    key = noise.key(4)
+    lying = noise.standard_normal(key, tree)
+    monkeypatch.undo()
+    assert not softmax.is_turned((784, 47))
+    for a, b in zip(
+        jax.tree.leaves(lying), jax.tree.leaves(noise.standard_normal(key, tree)), strict=True
+    ):  # the same numbers at the same places
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
