@@ -7,7 +7,7 @@ import pytest
 
 from dither import methods, models
 from dither.errors import SpecError
-from dither.methods import secure_fedavg
+from dither.methods import local, secure_fedavg
 from dither.privacy import sampling
 from dither.types import Keys, Records, Round, RoundInfo, Uses
 from tests.conftest import make_plan, make_records
@@ -123,3 +123,66 @@ def test_eq_9_refuses_a_delta_too_large_for_the_sampling_rate():
     plan = make_plan([5000], local_steps=1, batch_size=1, delta=0.3, options={"first_round": "all"})
     with pytest.raises(SpecError, match=r"q=0\.0002"):
         secure_fedavg.prepare(models.logistic(6), plan)
+
+
+def apart_at_most(rates, l2, length):
+    """How far two runs can end from each other: in each step one of them goes `length` further, and a regulariser
+    outside the clip multiplies what is between them, by a factor that is counted where it exceeds 1."""
+    between = 0.0
+    for rate in rates:
+        between = max(1.0, abs(1 - 2 * rate * l2)) * between + 2 * length * rate
+    return between
+
+
+@pytest.mark.parametrize(
+    ("clip", "inside", "l2", "decay"),
+    [
+        ("batch", True, 30.0, 0.5),
+        ("batch", False, 30.0, 0.5),
+        ("example", True, 0.01, 0.0),
+        ("example", True, 30.0, 0.5),
+    ],
+)
+def test_the_sensitivity_is_that_of_the_worst_two_runs_of_a_round(clip, inside, l2, decay):
+    values = {"clip": clip, "l2": l2, "l2_inside_clip": inside, "lr_decay": decay}
+    plan = make_plan(SIZES, **values, local_steps=4, options={"first_round": "all"})
+    (release,) = secure_fedavg.prepare(models.logistic(6), plan).releases(RoundInfo(2, 1, 30, 2))
+    rates = [0.2 / (1 + decay * t) for t in range(8, 12)]
+    outside = clip == "example" or not inside
+    assert release.sensitivity == pytest.approx(apart_at_most(rates, l2 if outside else 0.0, 2.0), rel=1e-12)
+
+
+def test_poisson_batches_are_as_long_as_their_cap():
+    plan = make_plan([50] * 3, clip="example", batch_sampling="poisson", options={"first_round": "all"})
+    sampler = sampling.make("poisson", batch_size=3, local_steps=2, client_sizes=np.array([50]))
+    for each, length in ((plan, sampler.width / 3), (plan._replace(clip="batch"), 1.0)):
+        (release,) = secure_fedavg.prepare(models.logistic(6), each).releases(RoundInfo(0, 1, 50, 2))
+        assert release.sensitivity == pytest.approx(2 * 2.0 * length * (0.2 + 0.2 / 1.01))
+    assert sampler.width > 3
+
+
+FAR = 2.0**100 / 0.8  # a clip of which two steps of rate 0.2 go 2^100 apart
+
+
+@pytest.mark.parametrize(("l2", "clip_norm", "bounded"), [
+    (2.5 * 2.0**29.9, 2.0, True), (2.5 * 2.0**30.1, 2.0, False), (0.0, 0.99 * FAR, True), (0.0, 1.01 * FAR, False),
+])  # fmt: skip
+def test_rounds_that_float32_may_not_finish_have_no_bound(l2, clip_norm, bounded):
+    """For a rate η of 0.2, |1 - 2ηλ|² is 2^60 where λ = 2.5·2^30."""
+    plan = make_plan(
+        SIZES, clip="example", l2=l2, clip_norm=clip_norm, lr_decay=0.0, options={"first_round": "all"}
+    )  # fmt: skip
+    (release,) = secure_fedavg.prepare(models.logistic(6), plan).releases(RoundInfo(0, 1, 30, 2))
+    assert np.isfinite(release.sensitivity) == bounded
+
+
+def test_what_is_proven_of_float32_is_a_little_further():
+    plan = make_plan(SIZES, exact_noise=True, options={"first_round": "all"})
+    exactly, ideal = (
+        secure_fedavg.prepare(models.logistic(6), each).releases(RoundInfo(0, 1, 30, 2))[0].sensitivity
+        for each in (plan, plan._replace(exact_noise=False))
+    )
+    operations = (8 * 2 + 16) * 2.0**-24
+    error = (1 + local.whole_error(models.logistic(6))) * (1 + operations / (1 - operations))
+    assert exactly == pytest.approx(ideal * error, rel=1e-12)
+    assert exactly > ideal * (1 + operations)

@@ -240,3 +240,45 @@ def test_batches_without_overlap_use_a_record_as_often_as_there_are_batches(kind
     one = sampling.Sampling(kind, 0.25, "zero-out")
     assert [sampling.used_in_round(one, steps) for steps in (1, 3, 5)] == [0.25, 0.75, 1.0]
     assert sampling.used_in_round(one._replace(kind="poisson"), 3) == pytest.approx(1 - 0.75**3)
+
+
+def test_more_records_than_can_be_drawn_from_are_refused():
+    high, low, span = (np.full(1, word, np.uint32) for word in (1, 2, 7))
+    assert sampling._below(high, low, span, 2**28).tolist() == [(2**32 + 2) % 7]
+    with pytest.raises(SpecError, match="at most 268435456"):
+        sampling._below(high, low, span, 2**28 + 1)
+    rank_bits, passes = sampling._order_bits(2**27)
+    assert (rank_bits, passes) == (27, 16)  # four random bits a pass
+    with pytest.raises(SpecError, match="more than 134217728 cannot be drawn"):
+        sampling._order_bits(2**27 + 1)
+
+
+@pytest.mark.parametrize(
+    ("largest", "bits"), [(1, (1, 3)), (2, (1, 3)), (3, (2, 3)), (2**10, (10, 3)), (2**16, (16, 5))]
+)
+def test_an_order_has_sixty_two_random_bits_an_entry(largest, bits):
+    rank_bits, passes = sampling._order_bits(largest)
+    assert (rank_bits, passes) == bits
+    assert 2**rank_bits >= largest
+    assert passes * (31 - rank_bits) >= 62 > (passes - 1) * (31 - rank_bits)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rate"), [("fixed", 0.3), ("poisson", 0.3), ("poisson", 0.07), ("shuffled", 0.5)]
+)
+def test_a_round_of_batches_keeps_what_one_batch_can_be_told_from(kind, rate):
+    one = sampling.Sampling(kind, rate, "add/remove", 1e-13, 6, 1000)
+    whole = sampling.of_round(one, 4)
+    assert (whole.kind, whole.adjacency, whole.truncation) == (f"{kind}-round", "replace-one", 1e-13)
+    assert whole.rate == sampling.used_in_round(one, 4)
+    assert whole.population == (1000 if kind != "poisson" else {0.3: 20, 0.07: 86}[rate])
+    if kind == "poisson":  # no rate of one batch is told that is larger than it was
+        assert 6 / whole.population <= rate
+
+
+def test_a_public_rate_is_refused_for_other_batches():
+    with pytest.raises(SpecError, match=r"sampling_rate=0\.1 is for Poisson batches"):
+        sampling.make("fixed", batch_size=1, local_steps=1, client_sizes=np.array([12]), sampling_rate=0.1)
+    with pytest.raises(SpecError, match="'disjoint' needs local_steps\\*batch_size=14 records"):
+        sampling.make("disjoint", batch_size=7, local_steps=2, client_sizes=np.array([13]))
+    sampling.make("disjoint", batch_size=7, local_steps=2, client_sizes=np.array([14]))
