@@ -1,0 +1,77 @@
+"""Conditions that several segments or runs share: the weakest of each."""
+
+import pytest
+
+from dither.accounting.ledger import book
+from dither.types import Conditions, Lattice
+
+STRONG = Conditions(
+    cohort_size=10,
+    colluders=1,
+    convex=True,
+    smoothness=0.5,
+    lipschitz=0.1,
+    own_epochs=True,
+    num_rounds=20,
+    exposures=1,
+    lattice=Lattice(0.5, 7, 0.9),
+    encoded=True,
+)
+WEAK = STRONG._replace(
+    cohort_size=6,
+    colluders=3,
+    others_noise=1.5,
+    convex=False,
+    smoothness=2.0,
+    lipschitz=0.7,
+    own_epochs=False,
+    num_rounds=50,
+    exposures=2,
+    lattice=Lattice(0.25, 9, 0.8),
+    encoded=False,
+    counts_shown="weights",
+)
+
+
+@pytest.mark.parametrize("one_run", [True, False])
+@pytest.mark.parametrize("pair", [(STRONG, WEAK), (WEAK, STRONG)])
+def test_several_segments_share_the_weakest_of_their_conditions(pair, one_run):
+    shared = book.weakest(pair, one_run=one_run)
+    assert shared == Conditions(
+        cohort_size=6,
+        colluders=3,
+        others_noise=1.5,
+        convex=False,
+        smoothness=2.0,
+        lipschitz=0.7,
+        own_epochs=False,
+        num_rounds=50 if one_run else None,  # epochs of another run are shuffled anew
+        exposures=2 if one_run else 3,  # each run has exposed its own
+        lattice=Lattice(0.5, 9, 0.8),
+        encoded=False,
+        counts_shown="weights",
+    )
+
+
+def test_one_run_keeps_the_conditions_that_never_change():
+    assert book.weakest([STRONG, STRONG], one_run=True) == STRONG
+    twice = book.weakest([STRONG, STRONG], one_run=False)
+    assert twice == STRONG._replace(others_noise=8.0, own_epochs=False, num_rounds=None, exposures=2)
+
+
+@pytest.mark.parametrize("name", ["smoothness", "lipschitz", "num_rounds", "lattice"])
+def test_what_one_segment_does_not_know_none_has_but_a_grid(name):
+    pair = [STRONG, STRONG._replace(**{name: None})]
+    shared = getattr(book.weakest(pair, one_run=True), name)
+    assert shared == (STRONG.lattice if name == "lattice" else None)
+
+
+@pytest.mark.parametrize("alone", [{"client_state": True}, {"cohort_size": 1}])
+def test_a_segment_without_credit_leaves_none(alone):
+    shared = book.weakest([STRONG, STRONG._replace(**alone)], one_run=False)
+    assert shared == Conditions(
+        client_state=True, exposures=2, encoded=True, lattice=STRONG.lattice, own_epochs=False
+    )
+    # noise of others that is stated counts whatever the cohort
+    stated = STRONG._replace(cohort_size=1, others_noise=4.0)
+    assert book.weakest([STRONG, stated], one_run=False).others_noise == 4.0
