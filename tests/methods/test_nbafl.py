@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dither import methods, models
+from dither.errors import SpecError
 from dither.methods import nbafl
 from dither.types import RoundInfo
 from tests.conftest import make_plan
@@ -56,3 +57,15 @@ def test_the_servers_noise_grows_with_the_weight_of_uploads_that_are_left(size, 
     sent = algorithm.server(jax.random.key(0), state, {"w": np.ones(20_000, np.float32)}, cohort)["w"]
     assert float(np.mean(sent)) == pytest.approx(1.0, abs=0.1)
     assert float(np.std(sent)) == pytest.approx(2.0 * factor, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"noise_schedule": "rounds"}, "noise_schedule='rounds'"),
+        ({"noise_scale": (1.0,) * 4}, "noise_scale is for"),
+    ],
+)
+def test_what_only_noise_on_gradients_has_is_refused(changes, said):
+    with pytest.raises(SpecError, match=f"{said}.* not nbafl"):
+        prepared(**changes)

@@ -186,3 +186,15 @@ def test_what_is_proven_of_float32_is_a_little_further():
     error = (1 + local.whole_error(models.logistic(6))) * (1 + operations / (1 - operations))
     assert exactly == pytest.approx(ideal * error, rel=1e-12)
     assert exactly > ideal * (1 + operations)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"noise_schedule": "rounds"}, "noise_schedule='rounds'"),
+        ({"noise_scale": (1.0,) * 3}, "noise_scale is for"),
+    ],
+)
+def test_what_only_noise_on_gradients_has_is_refused(changes, said):
+    with pytest.raises(SpecError, match=f"{said}.* not secure-fedavg"):
+        secure_fedavg.prepare(models.logistic(6), make_plan(SIZES, options={"first_round": "all"}, **changes))

@@ -1,8 +1,10 @@
 """Conditions that several segments or runs share: the weakest of each."""
 
+import numpy as np
 import pytest
 
 from dither.accounting.ledger import book
+from dither.data.hashing import RecordHashes
 from dither.types import Conditions, Lattice
 
 STRONG = Conditions(
@@ -75,3 +77,23 @@ def test_a_segment_without_credit_leaves_none(alone):
     # noise of others that is stated counts whatever the cohort
     stated = STRONG._replace(cohort_size=1, others_noise=4.0)
     assert book.weakest([STRONG, stated], one_run=False).others_noise == 4.0
+
+
+def records(start, stop):
+    numbers = np.arange(start, stop, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return RecordHashes(np.stack([numbers, numbers ^ np.uint64(1)]), numbers[:0])
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_data_sets_that_are_declared_others_may_share_rows(ledger, turned):
+    old, new, third = "a" * 16, "b" * 16, "c" * 16
+    ledger.identify(old, lambda: records(0, 900), file="old.csv")
+    assert "old.csv" in ledger.known_as(new, records(300, 1200), file="new.csv")
+    ledger.declare_other(*((old, new) if turned else (new, old)))
+    assert ledger.known_as(new, records(300, 1200), file="new.csv") == ""
+    ledger.identify(new, lambda: records(300, 1200), file="new.csv")
+    # of a third one nothing was declared: it is compared with both, and the one that it shares most with is named
+    said = ledger.known_as(third, records(500, 1400), file="third.csv")
+    assert "new.csv" in said
+    assert "so do 1 others" in said
+    assert ledger.known_as(old, records(0, 900), file="old.csv") == ""
