@@ -294,7 +294,7 @@ def test_an_interval_is_as_wide_as_the_noise_and_what_bins_leave_open():
     found = evaluation._estimates(counts, [3.0, 4.0], moving)
     assert 100 - found["mae"].low == pytest.approx(1 + 2.2 * 5, rel=0.12)
     assert found["mae"].high - 100 == pytest.approx(2 + 2.2 * 5, rel=0.12)
-    assert found["auc"] == (1.0, 0.98, 1.0)  # no score is above 1
+    assert found["auc"] == pytest.approx((1.0, 0.98, 1.0))  # no score is above 1
     assert evaluation._estimates(counts, [3.0, 4.0], moving) == found  # the same interval at every look
 
 
