@@ -198,3 +198,15 @@ def test_what_is_proven_of_float32_is_a_little_further():
 def test_what_only_noise_on_gradients_has_is_refused(changes, said):
     with pytest.raises(SpecError, match=f"{said}.* not secure-fedavg"):
         secure_fedavg.prepare(models.logistic(6), make_plan(SIZES, options={"first_round": "all"}, **changes))
+
+
+def test_eq_9_needs_a_sampling_bound_above_four_fifths_of_delta():
+    """There its logarithm, ln(1.25 q/δ), is 0."""
+    for batch_size, refused in ((79, True), (80, True), (81, False)):  # q in thousandths, δ = 0.1
+        params = secure_fedavg.SecureFedavgParams(1, batch_size, 1000)
+        if refused:
+            with pytest.raises(SpecError, match=r"needs q = .* > 0\.8\*delta"):
+                secure_fedavg.noise_multiplier(params, epsilon=1.0, delta=0.1)
+        else:
+            expected = np.sqrt(8) * 0.081 * np.sqrt(np.log(1.25 * 0.81))
+            assert secure_fedavg.noise_multiplier(params, epsilon=1.0, delta=0.1) == pytest.approx(expected)
