@@ -354,3 +354,24 @@ def test_a_round_of_batches_says_nothing_of_an_absent_record(kind):
         composition.step_multiplier(shuffled(0.5, kind=kind), "add/remove")
     assert composition.step_multiplier(shuffled(0.5, kind=kind), "zero-out") == 1.0
     assert composition.step_multiplier(shuffled(0.5, kind=kind), "replace-one") == 1.0
+
+
+def test_a_round_of_disjoint_batches_uses_a_record_once_at_most():
+    """q = uses · rate, and 1 where rounding or an odd release would make it more."""
+    disjoint = shuffled(0.34, kind="disjoint")._replace(uses=3)
+    for rate, used in ((0.34, 1.0), (0.2, 0.6), (0.0, 0.0)):
+        one = disjoint._replace(sampling=disjoint.sampling._replace(rate=rate))
+        assert composition.sampled_item(one, "replace-one") == Item("fixed", pytest.approx(used), 1.0, 1)
+    none = composition.sampled_item(disjoint._replace(uses=0), "replace-one")
+    assert (none.rate, none.uses) == (0.0, 0)
+
+
+@pytest.mark.parametrize(("rate", "kind"), [(0.15, "fixed"), (0.16, "fixed"), (0.17, "plain"), (0.3, "plain")])
+def test_a_blank_in_disjoint_batches_is_a_plain_release_where_most_records_are_used(rate, kind):
+    """A contribution is half of a replacement, if its release is known to be the one that changes."""
+    sampling = Sampling("disjoint", rate, "zero-out", 0.0, 5, 100)
+    one = Release("uplink", 3.0, 1.0, 3, sampling, "test")
+    item = composition.sampled_item(one, "zero-out")
+    expected = ("plain", 1.0, 3.0, 1) if kind == "plain" else ("fixed", pytest.approx(3 * rate), 1.5, 1)
+    assert item[:4] == expected
+    assert composition.sampled_item(one, "replace-one")[:4] == ("fixed", pytest.approx(3 * rate), 1.5, 1)

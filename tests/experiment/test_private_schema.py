@@ -15,7 +15,7 @@ from dither.data.schema import PRIVATE, PUBLIC, SchemaPrivacy
 from dither.errors import BudgetExhausted, DataError, SpecError
 from dither.experiment.account import account
 from dither.experiment.counting import HISTOGRAM, NAMES, Counting
-from dither.experiment.private_schema import Wanted, _Estimates, _rounded, estimate_schema, private_schema
+from dither.experiment.private_schema import Wanted, _Estimates, _Label, _rounded, estimate_schema, private_schema
 from tests.experiment.test_counting import asked as asked
 from tests.experiment.test_statistics import seeded
 
@@ -373,3 +373,10 @@ def test_a_column_with_too_many_values_or_that_is_not_there_is_named():
     for wanted, said in ((Wanted("ill"), "label column 'ill'"), (Wanted("age", drop=("ill",)), "^column 'ill'")):
         with pytest.raises(DataError, match=said):
             wanted.features(["age", "sex"])
+
+
+def test_classes_are_listed_by_number_and_words_after_them():
+    found = _Label(Wanted("ill"), ("low", "10", "high", "2", "-1"), None)
+    assert found.classes == ("-1", "2", "10", "high", "low")
+    declared = _Label(Wanted("ill", classes=("yes", "no")), (), None)
+    assert declared.classes == ("yes", "no")  # in the order of the owner

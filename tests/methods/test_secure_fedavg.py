@@ -210,3 +210,30 @@ def test_eq_9_needs_a_sampling_bound_above_four_fifths_of_delta():
         else:
             expected = np.sqrt(8) * 0.081 * np.sqrt(np.log(1.25 * 0.81))
             assert secure_fedavg.noise_multiplier(params, epsilon=1.0, delta=0.1) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("l2", "local_steps"), [(0.0, 3), (1.0, 3), (30.0, 4)])
+def test_a_change_is_put_into_the_ball_that_the_release_speaks_of(monkeypatch, l2, local_steps):
+    """With exact noise a change is clipped, last of all, to half of the sensitivity: at the rates of the round, and
+    with what a regulariser outside the clip multiplies. Around what this leaves of the message, which is public."""
+    clipped = []
+
+    def watched(plan, tree, reach):
+        clipped.append((flat(tree), float(reach)))
+        return tree
+
+    monkeypatch.setattr(local, "clip_whole", watched)
+    plan = make_plan(
+        SIZES, exact_noise=True, clip="example", l2=l2, lr_decay=0.5, local_steps=local_steps,
+        options={"first_round": "all"},
+    )  # fmt: skip
+    result, start, _, _, _, ready = one_client(plan, index=2)
+    ((moved, reach),) = clipped
+    rates = [0.2 / (1 + 0.5 * t) for t in range(2 * local_steps, 3 * local_steps)]
+    assert 2 * reach == pytest.approx(apart_at_most(rates, l2, 2.0), rel=1e-6)
+    (release,) = ready.releases(RoundInfo(2, 1, 30, 2))
+    assert release.sensitivity == pytest.approx(2 * reach, rel=1e-4)
+    kept = np.prod([1 - 2 * rate * l2 for rate in rates])
+    weight = SIZES[1] / sum(SIZES) * 3 / 2
+    noisy = flat(result.upload) / weight - (kept - 1) * flat(start)
+    assert np.abs(noisy - moved).max() < 6 * release.noise_std
