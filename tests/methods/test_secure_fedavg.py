@@ -214,8 +214,9 @@ def test_eq_9_needs_a_sampling_bound_above_four_fifths_of_delta():
 
 @pytest.mark.parametrize(("l2", "local_steps"), [(0.0, 3), (1.0, 3), (30.0, 4)])
 def test_a_change_is_put_into_the_ball_that_the_release_speaks_of(monkeypatch, l2, local_steps):
-    """With exact noise a change is clipped, last of all, to half of the sensitivity: at the rates of the round, and
-    with what a regulariser outside the clip multiplies. Around what this leaves of the message, which is public."""
+    """With exact noise a change is clipped, last of all, to half of the sensitivity: at the rates of the round,
+    and times what a regulariser outside the clip adds. The ball lies around what a round without records leaves of
+    the message, which is public."""
     clipped = []
 
     def watched(plan, tree, reach):
