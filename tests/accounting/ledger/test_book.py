@@ -1,11 +1,16 @@
-"""Conditions that several segments or runs share: the weakest of each."""
+"""Conditions that several segments or runs share, data sets that share rows, and epochs that end with a run."""
+
+import math
 
 import numpy as np
 import pytest
 
+from dither.accounting import gaussian_epsilon
 from dither.accounting.ledger import book
 from dither.data.hashing import RecordHashes
-from dither.types import Conditions, Lattice
+from dither.types import Conditions, Lattice, Release, Sampling
+
+from .conftest import all_of, shuffled
 
 STRONG = Conditions(
     cohort_size=10,
@@ -97,3 +102,13 @@ def test_data_sets_that_are_declared_others_may_share_rows(ledger, turned):
     assert "new.csv" in said
     assert "so do 1 others" in said
     assert ledger.known_as(old, records(0, 900), file="old.csv") == ""
+
+
+def test_epochs_end_with_a_run_also_where_a_round_releases_more_than_batches(ledger):
+    """Five of ten batches in each of two runs, and broadcasts: two uses, not ten batches of one epoch."""
+    down = Release("downlink", 9.0, 1.0, 1, Sampling("full", 1.0, "replace-one"), "test")
+    for run in ("one", "two"):
+        charges = all_of(["ann"], (*shuffled(20.0, 10, 100), down), 5)
+        ledger.charge(run, "data", charges, rounds=(0, 5), conditions=Conditions(own_epochs=True))
+    (spent,) = ledger.spent("data", "ann", adjacency="replace-one")
+    assert spent.epsilon == pytest.approx(gaussian_epsilon(math.sqrt(2) / 20, spent.delta), rel=1e-6)
