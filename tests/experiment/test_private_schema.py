@@ -380,3 +380,16 @@ def test_classes_are_listed_by_number_and_words_after_them():
     assert found.classes == ("-1", "2", "10", "high", "low")
     declared = _Label(Wanted("ill", classes=("yes", "no")), (), None)
     assert declared.classes == ("yes", "no")  # in the order of the owner
+
+
+def test_the_bounds_of_a_label_are_those_of_its_own_numbers():
+    """Also where there are features of numbers, in other parts of their ranges, and where there are none."""
+    label = np.repeat([-90.0, -40.0], 1000)
+    features = {"level": np.repeat([60.0, 61.0], 1000), "kind": np.tile(["a", "b"], 1000)}
+    for dropped in ((), ("level",)):
+        frame = pd.DataFrame({**features, "outcome": label})
+        wanted = Wanted("outcome", task="regression", drop=dropped)
+        schema, _ = estimated(wanted, epsilon=50.0, frames=[frame])
+        low, high = schema.label.bounds
+        assert -110 < low <= -90
+        assert -40 <= high < -20

@@ -8,7 +8,7 @@ import pytest
 from dither.accounting import gaussian_epsilon
 from dither.accounting.ledger import book
 from dither.data.hashing import RecordHashes
-from dither.types import Conditions, Lattice, Release, Sampling
+from dither.types import Conditions, Lattice, Release, Sampling, Uses
 
 from .conftest import all_of, shuffled
 
@@ -112,3 +112,23 @@ def test_epochs_end_with_a_run_also_where_a_round_releases_more_than_batches(led
         ledger.charge(run, "data", charges, rounds=(0, 5), conditions=Conditions(own_epochs=True))
     (spent,) = ledger.spent("data", "ann", adjacency="replace-one")
     assert spent.epsilon == pytest.approx(gaussian_epsilon(math.sqrt(2) / 20, spent.delta), rel=1e-6)
+
+
+@pytest.mark.parametrize("weaker", [{"convex": False}, {"smoothness": None}, {"smoothness": 3.0}])
+@pytest.mark.parametrize("first", [True, False])
+def test_rounds_made_again_are_proved_by_use_only_if_all_of_them_may_be(ledger, weaker, first):
+    """E3 needs convex losses, and rates that the smoothness allows, in every stretch of a run."""
+    convex = Conditions(convex=True, smoothness=1.0)
+    sampling = Sampling("fixed-round", 1 - 0.98**10, "replace-one", 0.0, 1, 50)
+    by_use = (Release("uplink", 5.0, 20.0, 1, sampling, "test", by_use=Uses(10, 0.1, 1.0)),)
+
+    def spent(dataset, *conditions):
+        for each in conditions:
+            ledger.charge("run", dataset, all_of(["ann"], by_use, 5), rounds=(0, 5), conditions=each)
+        (row,) = ledger.spent(dataset, "ann", adjacency="replace-one")
+        return row.epsilon
+
+    weak = convex._replace(**weaker)
+    mixed = spent("mixed", *((weak, convex) if first else (convex, weak)))
+    assert mixed == pytest.approx(spent("unknown", Conditions(), Conditions()), rel=1e-9)
+    assert mixed > 1.5 * spent("convex", convex, convex)
