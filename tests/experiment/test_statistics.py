@@ -298,3 +298,12 @@ def test_statistics_are_shown_as_a_table_and_as_json():
     assert rows["sex"]["mean"] == rows["sex"]["median"] == rows["sex"]["1% to 99%"] == ""
     assert "f 1," in rows["sex"]["categories"]
     assert json.loads(result.to_json())["institutions"] == 1
+
+
+def test_a_power_of_two_stands_out_where_noise_would_in_one_of_100_000_rows():
+    powers = 2 * len(counting.EXPONENTS) + 1
+    limit = -3.0 * norm.ppf(1e-5 / powers)
+    for count, found in ((limit * 1.001, (0.0, 8.0)), (limit * 0.999, (-1.0, 3.0))):
+        cells = np.zeros(counting.POWER_CELLS + powers)
+        cells[counting.POWER_CELLS :] = count * counting._powers_of_two(np.array([5.0]))
+        assert statistics.power_range(cells, 3.0, (-1.0, 3.0)) == found
