@@ -164,3 +164,14 @@ def test_what_is_not_known_by_use_has_no_proof_by_use():
     ):
         with pytest.raises(NoProof, match=r"\(E3\)"):
             item_by_use(refused, adjacency)
+
+
+def test_by_use_the_chance_of_participation_counts_too():
+    one = release("fixed", 10, 0.2, 5.0, one_step=1 / 325, lr=0.2)
+    drawn = CONVEX._replace(participation=accounting.binomial(8, 0.25))
+    (row,) = views.account([(one, 8)], 1e-4, drawn, adjacency="replace-one", views=("upload",))
+    assert row.recipe == "E3+R4"
+    assert bound(one, 1e-4, "replace-one").value < row.value < bound(one, 1e-4, "replace-one", 8).value
+    certain = drawn._replace(participation=accounting.binomial(8, 1.0))
+    (row,) = views.account([(one, 8)], 1e-4, certain, adjacency="replace-one", views=("upload",))
+    assert (row.recipe, row.value) == ("E3", pytest.approx(bound(one, 1e-4, "replace-one", 8).value, rel=1e-9))

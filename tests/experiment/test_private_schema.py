@@ -13,6 +13,7 @@ from dither.cli import app
 from dither.data import Categorical, Numeric, Schema
 from dither.data.schema import PRIVATE, PUBLIC, SchemaPrivacy
 from dither.errors import BudgetExhausted, DataError, SpecError
+from dither.experiment import private_schema as private_schema_module
 from dither.experiment.account import account
 from dither.experiment.counting import HISTOGRAM, NAMES, Counting
 from dither.experiment.private_schema import Wanted, _Estimates, _Label, _rounded, estimate_schema, private_schema
@@ -393,3 +394,82 @@ def test_the_bounds_of_a_label_are_those_of_its_own_numbers():
         low, high = schema.label.bounds
         assert -110 < low <= -90
         assert -40 <= high < -20
+
+
+def counted(cells, std=1.0, names=()):
+    """Estimates that have counted a column "level" by the three classes of a label."""
+    estimates = object.__new__(_Estimates)
+    estimates._label = _Label(Wanted("ill"), ("a", "b"), None)
+    estimates._names = dict.fromkeys(names, ("x", "y", "z"))
+    estimates._cells = {"level": np.array([cells, [0] * len(cells), [0] * len(cells)])}
+    estimates._cells["ill"] = np.diag([500, 400, 0])
+    estimates._std = estimates._sum_std = std
+    return estimates
+
+
+@pytest.mark.parametrize(
+    ("cells", "constant"),
+    [
+        ([396, 3, 3, 3], True),  # 396 > 0.99 · 405 - 5: the noise of four cells is 2.5 · 2
+        ([385, 3, 3, 3], False),
+        ([98, 1, 1, 1], True),  # 5 < 5% of 101
+        ([97, 1, 1, 1], False),
+        ([396, 5, 3, 3], False),  # two cells stand out, above 4.05
+    ],
+)
+def test_a_constant_is_told_where_the_noise_allows_it(cells, constant):
+    assert ("same value" in counted(cells).why_no_feature("level")) is constant
+
+
+@pytest.mark.parametrize(("cells", "too_many"), [([100, 150, 0, 251], True), ([100, 151, 0, 251], False)])
+def test_categories_must_cover_half_of_the_values(cells, too_many):
+    said = counted(cells, names=("level",)).why_no_feature("level")
+    assert ("too many different values" in said) is too_many
+    assert "too many" not in counted(cells).why_no_feature("level")  # of numbers there is no such thing
+
+
+@pytest.mark.parametrize(
+    ("diagonal", "classes", "task", "found"),
+    [
+        ([500, 400], 2, "auto", "classes"),
+        ([500, 399], 2, "auto", "bounds"),  # not nine of ten of 1,000 records
+        ([500, 400], 2, "regression", "bounds"),
+        ([15] * 64, 64, "auto", "classes"),
+        ([15] * 65, 65, "auto", "bounds"),
+    ],
+)
+def test_a_label_is_a_number_where_its_classes_do_not_cover_it(diagonal, classes, task, found):
+    estimates = object.__new__(_Estimates)
+    names = tuple(map(str, range(classes)))
+    estimates._label, estimates._records = _Label(Wanted("ill", task=task), names, (0.0, 64.0)), 1000
+    estimates._cells = {"ill": np.diag([*diagonal, 0])}
+    estimates._label_cells, estimates._sum_std = np.array([0, *[100] * 8, *[0] * 55]), 1.0
+    label = estimates.label()
+    assert label.classes == (names if found == "classes" else ())
+    if found == "bounds":  # bins 1 to 8, and a tenth of their width more
+        assert label.bounds == pytest.approx((0.2, 9.8), abs=0.3)
+
+
+def test_one_class_is_no_label():
+    estimates = counted([1, 1])
+    estimates._records, estimates._label = 900, _Label(Wanted("ill"), ("a",), None)
+    with pytest.raises(DataError, match="has 1 class that enough records share"):
+        estimates.label()
+
+
+@pytest.mark.parametrize(
+    ("cells", "found"),
+    [
+        ({"no": 600, "yes": 400}, ("no", "yes")),
+        ({"no": 600, "yes": 6}, ()),  # names stand out above 6.99
+        ({"no": 600, "yes": 7}, ("no", "yes")),
+        ({"no": 600, "yes": 370, None: 28}, ("no", "yes")),  # two of a hundred may be something else, and noise
+        ({"no": 600, "yes": 370, None: 32}, ()),
+        ({"no": 600, "Yes": 400}, ()),
+    ],
+)
+def test_a_usual_pair_is_found_where_both_names_stand_out_and_little_else(cells, found):
+    names = private_schema_module._usual_question("ill").categories[0]
+    counts = np.array([[cells.get(name, 0) for name in (*names, None)]])
+    counter = SimpleNamespace(total=lambda question: ([counts], 2.0))
+    assert private_schema_module._usual_classes(counter, "ill") == found

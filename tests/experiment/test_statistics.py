@@ -307,3 +307,10 @@ def test_a_power_of_two_stands_out_where_noise_would_in_one_of_100_000_rows():
         cells = np.zeros(counting.POWER_CELLS + powers)
         cells[counting.POWER_CELLS :] = count * counting._powers_of_two(np.array([5.0]))
         assert statistics.power_range(cells, 3.0, (-1.0, 3.0)) == found
+
+
+def test_a_zoom_shows_a_quarter_more_on_either_side():
+    counts = np.zeros((1, 64))
+    counts[0, 20:30] = 100
+    zoomed = statistics.zoom(Answers(1.0, histogram=[counts]), {"a": (0.0, 64.0)}, 0.5)
+    assert zoomed == {"a": (20 - 2.5, 30 + 2.5)}
