@@ -1,6 +1,7 @@
 """From releases and cohorts to the table: the bound holds for every client, and calibration meets its target."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -847,3 +848,39 @@ def test_the_ratio_of_noise_is_that_of_weighted_steps():
     assert ratio((step(2.0),), (step(2.0), step(2.0))) == 0.0
     assert ratio((step(0.0),), (step(0.0),)) == 1.0
     assert ratio((step(2.0), step(1.0, channel="downlink")), (step(2.0), step(9.0, channel="downlink"))) == 1.0
+
+
+def steady(info):
+    """The same in every round; clients with 80 records add twice the noise."""
+    noise_std = 4.0 if info.size == 60 else 8.0
+    return (Release("uplink", noise_std, 1.0, 1, Sampling("full", 1.0, "replace-one"), "test"),)
+
+
+def test_the_table_has_the_least_the_median_and_the_most_exposed_client():
+    """Clients 0 to 2 take part in 1, 2 and 6 of six rounds; 3 to 6, with half of the cost each, in 2 of them."""
+    cohorts = [np.array([0, 1, 2, 3, 4, 5, 6]), np.array([1, 2, 3, 4, 5, 6]), *[np.array([2])] * 4]
+    table = planned(steady, [60, 60, 60, 80, 80, 80, 80], cohorts).table()
+    (row,) = (r for r in table if (r.view, r.adjacency, r.unit) == ("upload", "replace-one", "run"))
+
+    def epsilon(square):
+        return pytest.approx(accounting.gaussian_epsilon(math.sqrt(square), 1e-5), rel=1e-6)
+
+    assert row.value == row.clients.max == epsilon(6 / 16)
+    assert row.clients.min == epsilon(2 / 64)
+    assert row.clients.median == epsilon(2 / 64)
+    (message,) = (r for r in table if (r.adjacency, r.unit) == ("replace-one", "message"))
+    assert message.value == epsilon(1 / 16)
+    assert message.clients is None
+    views_of = [r.view for r in table if r.adjacency == "replace-one" and r.unit == "run"]
+    assert views_of == list(accounting.VIEWS)
+
+
+def test_a_row_that_rests_on_others_says_against_how_many_colluders():
+    ready = planned(steady, [60] * 3, [np.arange(3)], colluders=1, aggregation="ideal")
+    rows = {r.view: r for r in ready.table() if r.adjacency == "replace-one" and r.unit == "run"}
+    assert rows["upload"].against == ""
+    assert rows["sum"].recipe.endswith(" sum")
+    assert rows["sum"].against == "against a server that colludes with 1 of the 3 parties"
+    for recipe in ("R6 G7b", "R6 discrete", "R1 downlink", "R1 joint", "R2+R4"):
+        row = ready.row(replace(rows["upload"], recipe=recipe))
+        assert bool(row.against) == (recipe != "R2+R4")

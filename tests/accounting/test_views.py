@@ -626,3 +626,51 @@ def test_a_round_of_one_step_counts_beside_rounds_of_several():
 def test_a_round_of_shuffled_batches_without_steps_uses_nothing():
     none = release("shuffled", 2.0, uses=0, rate=0.1, batch_size=10, population=100)
     assert table([(none, 3)], 1e-5, adjacency=REPLACE_ONE)["upload"].value == 0.0
+
+
+INTEGERS = ExactNoise(1e-6, 1e-12, 1e-12)
+SUMMED = INTEGERS._replace(sums=True)
+PLAIN_GAPS = (views.FLOAT_NOISE,)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "exact", "changes", "expected"),
+    [
+        ("R1", None, {}, PLAIN_GAPS),
+        ("R1", INTEGERS, {}, ()),
+        ("R1", INTEGERS, {"sampler_delta": None}, (views.SAMPLER_ERROR,)),
+        ("R1", INTEGERS._replace(distance=0.0), {"sampler_delta": None}, (views.SAMPLER_ERROR,)),
+        ("R1", INTEGERS._replace(failure=0.0), {"sampler_delta": None}, (views.SAMPLER_ERROR,)),
+        ("R1", ExactNoise(1e-6, 0.0), {"sampler_delta": None}, ()),
+        ("R1", None, {"sampler_delta": None}, PLAIN_GAPS),
+        ("no proof", INTEGERS, {"sampler_delta": None}, ()),
+        ("R1", INTEGERS, {"adjacency": ADD_REMOVE}, (views._FLOAT_PLACES,)),
+        ("R1", None, {"adjacency": ADD_REMOVE}, PLAIN_GAPS),
+        ("no proof", INTEGERS, {"adjacency": ADD_REMOVE}, ()),
+        ("E3", INTEGERS, {}, (views.FLOAT_SUMS,)),
+        ("E3", None, {}, PLAIN_GAPS),
+        ("R1 sum", None, {}, (views.FLOAT_NOISE, views._ROUNDING)),
+        ("R6 G7b", None, {}, (views.FLOAT_NOISE, views._ROUNDING)),
+        ("R1 sum", INTEGERS, {}, (views._FLOAT_CREDIT, views._ROUNDING)),
+        ("R6 G7b", INTEGERS, {}, (views._FLOAT_CREDIT, views._ROUNDING)),
+        ("R1 sum", SUMMED, {}, ()),
+        ("R1 joint", INTEGERS, {}, (views._FLOAT_CREDIT, views.OVERHEARD)),
+        ("R1 joint", INTEGERS, {"encoded": True}, (views._FLOAT_CREDIT, views._ROUNDING, views.OVERHEARD)),
+        ("R1 joint", SUMMED, {"encoded": True}, (views.OVERHEARD,)),
+        ("R1 downlink", INTEGERS, {}, PLAIN_GAPS),  # the broadcast's own noise is not exact
+        ("R1 downlink", INTEGERS, {"encoded": True}, (views.FLOAT_NOISE, views._ROUNDING)),
+        ("R1 discrete", INTEGERS, {"lattice": LATTICE}, ()),
+        ("R6 discrete", None, {"lattice": LATTICE}, (views.FLOAT_SUMS,)),
+    ],
+)
+def test_a_row_says_what_its_bound_leaves_uncovered(recipe, exact, changes, expected):
+    """One upload a round, with exact noise or not, a broadcast without, and a release that is never made."""
+    values = {"sampler_delta": 1e-9, "adjacency": REPLACE_ONE, "encoded": False, "lattice": None, **changes}
+    up, down = release("full", 2.0)._replace(exact=exact), release("full", 2.0, channel="downlink")
+    never = release("full", 2.0, uses=0)
+    conditions = Conditions(encoded=values["encoded"], lattice=values["lattice"])
+    premises = views.Premises(
+        [((up, down, never), 3, 1.0)], "", conditions, values["adjacency"], 1e-5, resolution=views.FINE
+    )
+    row = views.Bound(1.0, recipe, "", sampler_delta=values["sampler_delta"])
+    assert views._gaps(row, premises) == expected
