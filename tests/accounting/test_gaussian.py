@@ -262,3 +262,22 @@ def test_many_sampling_rates_are_all_raised_to_the_largest():
     assert all(raised == 0.1 and floor <= z for (_, z), (raised, floor) in rounded.items())
     ends = {(0.5, 0.0): (0.5, 0.0), (0.5, math.inf): (0.5, math.inf)}
     assert ends.items() <= rounded_levels([*ends, *((0.5, 1.0 + k) for k in range(80))], 64).items()
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        lambda delta: accounting.gaussian_epsilon(1.0, delta),
+        lambda delta: accounting.gaussian_mu(1.0, delta),
+        lambda delta: accounting.mixture_epsilon([0.5, 0.5], [1.0, 2.0], delta),
+        lambda delta: accounting.convex_message_epsilon([0.1] * 3, 1.0, 1, 10, 1.0, delta),
+        lambda delta: accounting.fixed_size_epsilon(0.1, 1.0, 3, delta),
+        lambda delta: accounting.poisson_epsilon(0.1, 1.0, 3, delta),
+    ],
+)
+def test_a_delta_that_is_no_probability_is_refused(formula):
+    assert formula(1.0) >= 0.0
+    assert formula(0.0) in (0.0, math.inf)
+    for delta in (-1e-9, 1.0 + 1e-9, math.nan):
+        with pytest.raises(ValueError, match="is not a probability"):
+            formula(delta)
