@@ -132,3 +132,22 @@ def test_rounds_made_again_are_proved_by_use_only_if_all_of_them_may_be(ledger, 
     mixed = spent("mixed", *((weak, convex) if first else (convex, weak)))
     assert mixed == pytest.approx(spent("unknown", Conditions(), Conditions()), rel=1e-9)
     assert mixed > 1.5 * spent("convex", convex, convex)
+
+
+def test_epochs_that_are_shuffled_again_count_as_they_were_made(ledger):
+    """A run registered ten batches, made five of them and then five anew, and another run follows. Each stretch is a
+    use of the record, also where sums are seen: what was registered is of one epoch, which did not happen."""
+    conditions = Conditions(encoded=True, cohort_size=10, own_epochs=True)
+    for rounds in ((0, 5), (0, 5)):
+        ledger.charge(
+            "one",
+            "data",
+            all_of(["ann"], shuffled(), 5),
+            rounds=rounds,
+            conditions=conditions,
+            plan=lambda: all_of(["ann"], shuffled(), 10),
+        )
+    plain = (Release("uplink", 20.0, 1.0, 1, Sampling("full", 1.0, "replace-one"), "test"),)
+    ledger.charge("two", "data", all_of(["ann"], plain, 3), rounds=(0, 3), conditions=conditions)
+    (spent,) = ledger.spent("data", "ann", view="sum", adjacency="replace-one")
+    assert spent.epsilon == pytest.approx(gaussian_epsilon(math.sqrt(2 + 3) / 20, spent.delta), rel=1e-6)
