@@ -135,8 +135,8 @@ def test_rounds_made_again_are_proved_by_use_only_if_all_of_them_may_be(ledger, 
 
 
 def test_epochs_that_are_shuffled_again_count_as_they_were_made(ledger):
-    """A run registered ten batches, made five of them and then five anew, and another run follows. Each stretch is a
-    use of the record, also where sums are seen: what was registered is of one epoch, which did not happen."""
+    """A run registered ten batches, made five of them and then five anew; another run follows. Each stretch is a
+    use of the record, also where sums are seen: the one epoch that was registered did not happen."""
     conditions = Conditions(encoded=True, cohort_size=10, own_epochs=True)
     for rounds in ((0, 5), (0, 5)):
         ledger.charge(
