@@ -139,6 +139,8 @@ def test_nothing_is_counted_without_a_charge(tmp_path):
         dither.statistics(tables(1), epsilon=1.0)
     file, book = tmp_path / "site.csv", tmp_path / "ledger.sqlite"
     tables(1, 300)[0].to_csv(file, index=False)
+    with pytest.raises(SpecError, match="declare public=True"):
+        dither.statistics([file, *tables(1)], epsilon=1.0, ledger=book)
     with pytest.raises(SpecError, match="epsilon=0"):
         dither.statistics(file, epsilon=0.0, ledger=book)
     assert not book.exists()

@@ -196,6 +196,18 @@ def test_releases_are_finite_numbers_for_the_accountant(name):
             assert any(release.noise_std > 0 and np.isfinite(release.sensitivity) for release in releases)
 
 
+def test_the_proof_knows_what_a_client_keeps(name):
+    """Shuffled epochs advance by the steps that a client has counted, else with the rounds of the run. Whatever else
+    it keeps (numbers that are not whole) makes sums depend on more than they show."""
+    ready = prepare(spec_of(name), models.logistic(6), client_sizes=SIZES, num_params=7)
+    state = ready.build(ready.hyper).client_init(models.logistic(6).init(jax.random.key(0)))
+    floats = any(leaf.dtype.kind not in "iu" for leaf in jax.tree.leaves(state))
+    if ready.plan.noise_names:
+        counts = isinstance(state, dict) and "steps" in state
+        assert ready.plan.client_state == floats
+        assert ready.plan.own_epochs == (counts and not ready.plan.per_client)
+
+
 def test_noise_follows_epsilon(name):
     loud = prepare(spec_of(name), models.logistic(6), client_sizes=SIZES, num_params=7)
     if not np.isfinite(loud.claim.value):
