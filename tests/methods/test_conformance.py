@@ -197,8 +197,8 @@ def test_releases_are_finite_numbers_for_the_accountant(name):
 
 
 def test_the_proof_knows_what_a_client_keeps(name):
-    """Shuffled epochs advance by the steps that a client has counted, else with the rounds of the run. Whatever else
-    it keeps (numbers that are not whole) makes sums depend on more than they show."""
+    """Shuffled epochs advance by the steps that a client has counted, else with the rounds of the run. What is not
+    a whole number, as a control variate, makes later uploads depend on more than the sums show."""
     ready = prepare(spec_of(name), models.logistic(6), client_sizes=SIZES, num_params=7)
     state = ready.build(ready.hyper).client_init(models.logistic(6).init(jax.random.key(0)))
     floats = any(leaf.dtype.kind not in "iu" for leaf in jax.tree.leaves(state))
