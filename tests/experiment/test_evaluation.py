@@ -327,3 +327,27 @@ def test_losses_of_log_odds():
     np.testing.assert_allclose(evaluation._log_loss(odds), -np.log1p(-expit(odds)))
     np.testing.assert_allclose(evaluation._brier(odds), expit(odds) ** 2)
     assert evaluation._log_loss(np.array([1e9]))[0] == pytest.approx(52 * np.log(2))
+
+
+def test_errors_of_a_regression_follow_from_their_sums():
+    """Of 400 records with labels in 10 to 30: in units of the range, errors of mean 0.1 and mean square 0.02, labels
+    of mean 0.5 and mean square 0.3."""
+
+    class Sums:
+        records = 400
+
+        def total(self, question):
+            assert (question.kind, question.share) == ("sums", 1.0)
+            assert (question.columns, question.ranges) == (("error", "truth"), ((0.0, 1.0),) * 2)
+            each = np.array([[0.1, 0.02], [0.5, 0.3]]) * 400 * 2**16
+            return [each[:1], each[1:]], 2**16 * 1.5
+
+    model, constant, calibration = evaluation._regression(Sums(), (10.0, 30.0))
+    assert model["mae"].value == pytest.approx(20 * 0.1)
+    assert model["rmse"].value == pytest.approx(20 * np.sqrt(0.02))
+    assert model["r2"].value == pytest.approx(1 - 0.02 / 0.05)
+    assert (constant["r2"], calibration) == ((0.0, 0.0, 0.0), ())
+    assert constant["rmse"].value == pytest.approx(20 * np.sqrt(0.05))
+    # 2.2 standard deviations of the noise, 1.5 records' worth of 400
+    assert model["mae"].high - model["mae"].value == pytest.approx(2.2 * 20 * 1.5 / 400, rel=0.12)
+    assert model["mae"].value - model["mae"].low == pytest.approx(2.2 * 20 * 1.5 / 400, rel=0.12)
