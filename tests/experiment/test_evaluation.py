@@ -330,8 +330,8 @@ def test_losses_of_log_odds():
 
 
 def test_errors_of_a_regression_follow_from_their_sums():
-    """400 records with labels in 10 to 30. In units of that range errors have mean 0.1 and mean square 0.02, labels
-    0.5 and 0.3."""
+    """400 records with labels in 10 to 30. In units of that range errors have mean 0.1 and mean square 0.02, and
+    labels 0.5 and 0.3."""
 
     class Sums:
         records = 400
