@@ -175,3 +175,13 @@ def test_by_use_the_chance_of_participation_counts_too():
     certain = drawn._replace(participation=accounting.binomial(8, 1.0))
     (row,) = views.account([(one, 8)], 1e-4, certain, adjacency="replace-one", views=("upload",))
     assert (row.recipe, row.value) == ("E3", pytest.approx(bound(one, 1e-4, "replace-one", 8).value, rel=1e-9))
+
+
+def test_by_use_every_release_must_be_known_and_may_not_expand():
+    """One round of steps that may expand, or one that nobody knows by use, leaves the worst case for all."""
+    one = release("fixed", 10, 0.2, 5.0, one_step=1 / 325, lr=0.2)
+    for other in (one._replace(by_use=Uses(10, 0.1, 2.1)), one._replace(by_use=None)):
+        for pair in ([(one, 1), (other, 1)], [(other, 1), (one, 1)]):
+            (row,) = views.account(pair, 1e-4, CONVEX, adjacency="replace-one", views=("upload",))
+            assert row.recipe == "R5"
+            assert row.value > bound(one, 1e-4, "replace-one", 2).value

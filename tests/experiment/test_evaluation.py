@@ -134,6 +134,17 @@ def test_scores_of_several_classes():
     assert scores.trivial["accuracy"].value == pytest.approx(np.bincount(truth).max() / 9000, abs=0.03)
 
 
+def test_of_several_classes_sure_predictions_are_calibrated_too():
+    """Every probability lies in one of eight equal parts, also those that are nearly 1."""
+    for score, said in ((0.999, 63 / 64), (0.51, 33 / 64), (0.001, 1 / 64)):
+        table = pd.DataFrame({"score": [score] * 100, "predicted": 0, "truth": [0] * 80 + [1] * 20})
+        table["right"] = (table["predicted"] == table["truth"]).astype(int)
+        quiet = Counting([table], 1e12, 1e-5, seeded(0), lists_names=False)
+        ((at, often),) = evaluation.private_scores(quiet, "abc", None, 1.0, 1e-5).calibration
+        assert at == pytest.approx(said, abs=0.01)
+        assert often.value == pytest.approx(0.8, abs=0.05)
+
+
 def test_scores_of_a_regression():
     rng = np.random.default_rng(1)
     truth = rng.random(9000)
@@ -230,6 +241,7 @@ def test_the_command(tmp_path):
     result = CliRunner().invoke(app, [*arguments, "--epsilon", "5"])
     assert result.exit_code == 0, result.output
     scores = json.loads(result.stdout)
+    assert (scores["epsilon"], scores["delta"], scores["records"]) == (5.0, 1e-5, 400)
     value, low, high = scores["model"]["accuracy"]
     exact = np.mean([run.evaluate(file).scores.model["accuracy"] for file in files])
     assert abs(value - exact) <= 3 * (high - low) / 2  # 5.9 standard deviations of the noise

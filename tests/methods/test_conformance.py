@@ -418,6 +418,11 @@ def test_exact_epochs_use_every_record_at_most_once_a_round():
         RoundInfo(0, 0, 12, 3)
     )
     assert release.sampling.batch_size == 2
+    one_each = spec_of("concentrated", local_steps=12, **{"method_options.exact_epochs": True})
+    (release,) = prepare(one_each, models.logistic(6), client_sizes=SIZES, num_params=7).releases(
+        RoundInfo(0, 0, 12, 3)
+    )
+    assert release.sampling.batch_size == 1
 
 
 @pytest.mark.parametrize(("schedule", "scheme"), [("constant", 0), ("rounds", 1), ("steps", 2)])
