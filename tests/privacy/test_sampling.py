@@ -276,14 +276,6 @@ def test_a_round_of_batches_keeps_what_one_batch_can_be_told_from(kind, rate):
         assert 6 / whole.population <= rate
 
 
-def test_a_public_rate_is_refused_for_other_batches():
-    with pytest.raises(SpecError, match=r"sampling_rate=0\.1 is for Poisson batches"):
-        sampling.make("fixed", batch_size=1, local_steps=1, client_sizes=np.array([12]), sampling_rate=0.1)
-    with pytest.raises(SpecError, match="'disjoint' needs local_steps\\*batch_size=14 records"):
-        sampling.make("disjoint", batch_size=7, local_steps=2, client_sizes=np.array([13]))
-    sampling.make("disjoint", batch_size=7, local_steps=2, client_sizes=np.array([14]))
-
-
 @pytest.mark.parametrize("rate", [0.0, 0.3])
 def test_a_coin_never_falls_more_often_than_is_stated(monkeypatch, rate):
     """Of 2^32 equally likely words those below the stated share count, less two in a million of them."""
