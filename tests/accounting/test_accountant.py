@@ -1,6 +1,8 @@
 """From releases and cohorts to the table: the bound holds for every client, and calibration meets its target."""
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from dither.errors import BudgetExhausted, NoProof, SpecError
 from dither.experiment import build
 from dither.methods import prepare
 from dither.spec import METHODS, Spec
-from dither.types import Release, RoundInfo, Sampling
+from dither.types import ExactNoise, Lattice, Release, RoundInfo, Sampling, Uses
 from tests.conftest import make_plan
 
 
@@ -760,3 +762,125 @@ def test_clients_with_shuffled_epochs_are_counted_as_the_shortest_whose_rounds_s
     for populations, epoch in (((24, 32), 6), ((24, 28), 5)):  # 7 batches are no whole rounds of 2: nor are 5
         joined = accountant._straddling(client(24).sampling, 2, [client(size) for size in populations])
         assert (joined.population, joined.rate) == (4 * epoch, pytest.approx(1 / epoch))
+
+
+def test_a_run_without_rounds_reveals_nothing():
+    nothing = planned(decaying, [60, 80], [])
+    (one,) = nothing.clients
+    assert one.members.tolist() == [0, 1]
+    assert one.least == one.median == one.most == []
+    assert nothing.epsilon() == 0.0
+
+
+def test_rounds_that_were_repeated_are_drawn_already():
+    repeated = planned(decaying, [60] * 6, [np.arange(3)] * 2, round_numbers=(0, 0))
+    with pytest.raises(SpecError, match="their participants are already drawn"):
+        repeated.before_the_draw(lambda index: 3)
+
+
+def by_use(steps, share, rate=0.1):
+    sampling = Sampling("fixed-round", 0.2, "replace-one", 0.0, 5, 50)
+    uses = None if share is None else Uses(steps, share, rate)
+    return (Release("uplink", 1.0, 1.0, 1, sampling, "test", by_use=uses),)
+
+
+def test_releases_that_differ_by_use_count_with_the_largest_share_if_they_can_be_compared():
+    small, large, unknown = by_use(4, 0.2), by_use(4, 0.3), by_use(4, None)
+    for pair in ([small, large], [large, small]):
+        assert accountant._with_largest_share(small, pair) == large
+    assert accountant._with_largest_share(small, [small, small]) is small
+    for other in (unknown, by_use(5, 0.1), by_use(4, 0.1, rate=0.2)):
+        assert accountant._with_largest_share(small, [small, other]) == unknown
+
+
+def test_a_method_for_whole_clients_moves_a_record_twice_as_far():
+    """Blanking a client removes its update; blanking a record may turn it round. A replacement is that already."""
+    (blanked,) = (accountant._of_a_record(one) for one in decaying(RoundInfo(0, 0, 50, 3)))
+    assert (blanked.sensitivity, blanked.sampling.adjacency) == (1.0, "replace-one")
+    one = blanked._replace(sampling=blanked.sampling._replace(adjacency="zero-out"))
+    assert accountant._of_a_record(one) == one._replace(sensitivity=2.0, sampling=blanked.sampling)
+
+
+def test_strength_counts_rounding_of_grids_and_of_exact_noise():
+    (one,) = decaying(RoundInfo(0, 0, 50, 3))  # two uses of noise 4
+    assert accountant._information(one) == 2 / 16
+    assert accountant._information(one._replace(noise_std=0.0)) == math.inf
+    grid = Lattice(0.5, 9)
+    assert accountant._information(one, grid) == 2 * (1 + 1.5) ** 2 / 16
+    assert accountant._information(one._replace(channel="downlink"), grid) == 2 / 16
+    exactly = one._replace(exact=ExactNoise(0.25, 0.0))
+    assert accountant._information(exactly) == 2 * (1 + 0.25 * 4) ** 2 / 16
+
+
+def test_answers_are_kept_up_to_a_limit(monkeypatch):
+    monkeypatch.setattr(accountant, "_ANSWERS", {})
+    monkeypatch.setattr(accountant, "_MOST_ANSWERS", 2)
+    asked = []
+
+    def answer(question):
+        return accountant._answered(question, lambda: asked.append(question) or question)
+
+    assert [answer(each) for each in (1, 2, 1, 2)] == [1, 2, 1, 2]
+    assert asked == [1, 2]
+    assert answer(3) == 3
+    assert len(accountant._ANSWERS) == 2
+    assert [answer(each) for each in (2, 3, 1)] == [2, 3, 1]  # the oldest was given up
+    assert asked == [1, 2, 3, 1]
+
+
+def test_the_ratio_of_noise_is_that_of_weighted_steps():
+    def algorithm(*rows):
+        return SimpleNamespace(releases=lambda info: rows[info.client])
+
+    def step(std, rate=(), channel="uplink"):
+        return Release(channel, std, 1.0, 1, Sampling("full", 1.0, "zero-out"), "test", rates=rate)
+
+    sizes = np.array([10, 20])
+
+    def ratio(first, second, weights=(1.0, 1.0)):
+        return accountant.noise_ratio(algorithm(first, second), sizes, np.array(weights))
+
+    assert ratio((step(2.0),), (step(2.0),)) == 1.0
+    assert ratio((step(2.0),), (step(4.0),)) == 0.5
+    assert ratio((step(2.0),), (step(4.0),), (2.0, 1.0)) == 1.0
+    assert ratio((step(2.0), step(3.0)), (step(2.0), step(1.0))) == pytest.approx(1 / 3)  # the worst of the steps
+    assert ratio((step(2.0, (0.1,)),), (step(2.0, (0.2,)),)) == 0.0
+    assert ratio((step(2.0),), (step(2.0), step(2.0))) == 0.0
+    assert ratio((step(0.0),), (step(0.0),)) == 1.0
+    assert ratio((step(2.0), step(1.0, channel="downlink")), (step(2.0), step(9.0, channel="downlink"))) == 1.0
+
+
+def steady(info):
+    """The same in every round; clients with 80 records add twice the noise."""
+    noise_std = 4.0 if info.size == 60 else 8.0
+    return (Release("uplink", noise_std, 1.0, 1, Sampling("full", 1.0, "replace-one"), "test"),)
+
+
+def test_the_table_has_the_least_the_median_and_the_most_exposed_client():
+    """Clients 0 to 2 take part in 1, 2 and 6 of six rounds; 3 to 6, with half of the cost each, in 2 of them."""
+    cohorts = [np.array([0, 1, 2, 3, 4, 5, 6]), np.array([1, 2, 3, 4, 5, 6]), *[np.array([2])] * 4]
+    table = planned(steady, [60, 60, 60, 80, 80, 80, 80], cohorts).table()
+    (row,) = (r for r in table if (r.view, r.adjacency, r.unit) == ("upload", "replace-one", "run"))
+
+    def epsilon(square):
+        return pytest.approx(accounting.gaussian_epsilon(math.sqrt(square), 1e-5), rel=1e-6)
+
+    assert row.value == row.clients.max == epsilon(6 / 16)
+    assert row.clients.min == epsilon(2 / 64)
+    assert row.clients.median == epsilon(2 / 64)
+    (message,) = (r for r in table if (r.adjacency, r.unit) == ("replace-one", "message"))
+    assert message.value == epsilon(1 / 16)
+    assert message.clients is None
+    views_of = [r.view for r in table if r.adjacency == "replace-one" and r.unit == "run"]
+    assert views_of == list(accounting.VIEWS)
+
+
+def test_a_row_that_rests_on_others_says_against_how_many_colluders():
+    ready = planned(steady, [60] * 3, [np.arange(3)], colluders=1, aggregation="ideal")
+    rows = {r.view: r for r in ready.table() if r.adjacency == "replace-one" and r.unit == "run"}
+    assert rows["upload"].against == ""
+    assert rows["sum"].recipe.endswith(" sum")
+    assert rows["sum"].against == "against a server that colludes with 1 of the 3 parties"
+    for recipe in ("R6 G7b", "R6 discrete", "R1 downlink", "R1 joint", "R2+R4"):
+        row = ready.row(replace(rows["upload"], recipe=recipe))
+        assert bool(row.against) == (recipe != "R2+R4")

@@ -5,11 +5,13 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import norm
+from scipy.stats import binom, norm
 
 from dither import accounting
 from dither.accounting import convex_message_epsilon, inclusion_probability, views
+from dither.accounting.composition import item_by_use
 from dither.accounting.ledger import entries
+from dither.errors import NoProof
 from dither.experiment.build import build_experiment
 from dither.types import Conditions, Release, Sampling, Uses
 from tests.auditing.grid import small_dataset, small_spec
@@ -115,3 +117,71 @@ def test_a_ledger_keeps_it():
     assert len(entries._encode_release(plain)) == 6
     exactly = plain._replace(exact=accounting.exact.noise(10, summed=4))
     assert entries._decode_release(entries._encode_release(exactly)) == exactly
+
+
+def uses_of(kind, steps=4, share=0.25, count=1, rate=1.0):
+    sampling = Sampling(kind, rate, "replace-one", 0.0, 1, 10)
+    return Release("uplink", 5.0, 2.0, count, sampling, "t", by_use=Uses(steps, share, 1.0))
+
+
+def test_the_record_of_a_full_batch_is_used_in_every_step():
+    item = item_by_use(uses_of("full-round", steps=3, count=2), "replace-one")
+    assert (item.kind, item.noise_multiplier, item.uses) == ("plain", 2.5 / 0.75, 2)
+    assert item_by_use(uses_of("full-round", steps=3), "zero-out").noise_multiplier == 2.5 / 0.375
+    # but no two worlds are further apart than the sensitivity
+    assert item_by_use(uses_of("full-round", steps=9), "replace-one").noise_multiplier == 2.5
+
+
+def test_the_record_of_disjoint_batches_is_used_once():
+    item = item_by_use(uses_of("disjoint-round", rate=0.4), "replace-one")
+    assert (item.kind, item.rate, item.noise_multiplier) == ("fixed", 0.4, 10.0)
+    # a blank's place in its batch is another record's: no half
+    assert item_by_use(uses_of("disjoint-round", rate=0.4), "zero-out").noise_multiplier == 10.0
+    assert item_by_use(uses_of("disjoint-round", share=2.0), "replace-one").noise_multiplier == 2.5
+
+
+@pytest.mark.parametrize("steps", [4, 11, 12, 40])
+def test_the_weights_of_uses_are_those_of_drawn_batches(steps):
+    used = 1 - 0.9**steps
+    item = item_by_use(uses_of("fixed-round", steps=steps, share=1 / steps, rate=used), "replace-one")
+    told = min(steps, 11)
+    for uses, (weight, share) in enumerate(item.shares[:told], 1):
+        assert weight * used == pytest.approx(binom.pmf(uses, steps, 0.1), rel=1e-9)
+        assert share == pytest.approx(uses / steps)
+    assert sum(weight for weight, _ in item.shares) == pytest.approx(1.0, abs=1e-12)
+    assert len(item.shares) == (told if steps < 12 else 12)
+    assert steps < 12 or item.shares[-1][1] == 1.0  # more uses count as all of them
+
+
+def test_what_is_not_known_by_use_has_no_proof_by_use():
+    absent = uses_of("poisson-round", rate=0.1)._replace(sampling=Sampling("poisson-round", 0.1, "add/remove"))
+    for refused, adjacency in (
+        (uses_of("fixed-round", rate=0.1)._replace(by_use=None), "replace-one"),
+        (absent, "add/remove"),
+        (uses_of("shuffled-round", rate=0.1), "replace-one"),
+        (uses_of("fixed-round", rate=1.0), "replace-one"),
+        (uses_of("fixed-round", rate=0.0), "replace-one"),
+    ):
+        with pytest.raises(NoProof, match=r"\(E3\)"):
+            item_by_use(refused, adjacency)
+
+
+def test_by_use_the_chance_of_participation_counts_too():
+    one = release("fixed", 10, 0.2, 5.0, one_step=1 / 325, lr=0.2)
+    drawn = CONVEX._replace(participation=accounting.binomial(8, 0.25))
+    (row,) = views.account([(one, 8)], 1e-4, drawn, adjacency="replace-one", views=("upload",))
+    assert row.recipe == "E3+R4"
+    assert bound(one, 1e-4, "replace-one").value < row.value < bound(one, 1e-4, "replace-one", 8).value
+    certain = drawn._replace(participation=accounting.binomial(8, 1.0))
+    (row,) = views.account([(one, 8)], 1e-4, certain, adjacency="replace-one", views=("upload",))
+    assert (row.recipe, row.value) == ("E3", pytest.approx(bound(one, 1e-4, "replace-one", 8).value, rel=1e-9))
+
+
+def test_by_use_every_release_must_be_known_and_may_not_expand():
+    """One round of steps that may expand, or one that nobody knows by use, leaves the worst case for all."""
+    one = release("fixed", 10, 0.2, 5.0, one_step=1 / 325, lr=0.2)
+    for other in (one._replace(by_use=Uses(10, 0.1, 2.1)), one._replace(by_use=None)):
+        for pair in ([(one, 1), (other, 1)], [(other, 1), (one, 1)]):
+            (row,) = views.account(pair, 1e-4, CONVEX, adjacency="replace-one", views=("upload",))
+            assert row.recipe == "R5"
+            assert row.value > bound(one, 1e-4, "replace-one", 2).value

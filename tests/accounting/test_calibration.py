@@ -97,3 +97,28 @@ def test_jump_past_the_target_keeps_the_promise():
 
 def test_where_any_noise_will_do_the_least_that_is_looked_at_is_taken():
     assert 0 < accounting.calibrate(1.0, lambda noise: 0.0, guess=3.0) < 3.0 * 2.0**-37
+
+
+def test_what_cannot_be_searched_is_refused():
+    for guess in (0.0, -1.0, math.inf):
+        with pytest.raises(ValueError, match=f"guess={guess}"):
+            accounting.calibrate(1.0, lambda noise: 1 / noise, guess=guess)
+    for epsilon in (-1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="must be positive and finite"):
+            accounting.calibrate(epsilon, lambda noise: 1 / noise)
+    with pytest.raises(ValueError, match="not a number"):
+        accounting.calibrate(1.0, lambda noise: math.nan)
+    with pytest.raises(NoProof, match="no noise reaches epsilon=1"):
+        accounting.calibrate(1.0, lambda noise: 2.0)
+
+
+@pytest.mark.parametrize("rough", [1e-3, 1e-2])
+def test_a_rough_curve_is_met_from_below_and_closely(rough):
+    """A grid makes ε jump by its cells: the noise found meets the target all the same."""
+
+    def stairs(noise):
+        return math.ceil(1 / noise / rough) * rough
+
+    noise = accounting.calibrate(1.0 + rough / 2, stairs, guess=40.0)
+    assert stairs(noise) == pytest.approx(1.0)
+    assert noise == pytest.approx(1.0, rel=1e-4)

@@ -1,5 +1,6 @@
 """R6: secure aggregation, with a Monte Carlo of the aggregated round."""
 
+import itertools
 import math
 
 import numpy as np
@@ -8,7 +9,10 @@ from scipy.signal import fftconvolve
 from scipy.stats import norm
 
 from dither import accounting
+from dither.accounting import composition
+from dither.accounting.composition import Group, Item, groups_epsilon
 from dither.errors import NoProof
+from dither.types import Release, Sampling
 
 CLIENTS = STEPS = 10
 BATCH = 400
@@ -254,3 +258,120 @@ def test_shuffled_uses():
     assert accounting.shuffled_uses(130, 38) == 4
     assert accounting.shuffled_uses(38, 38) == 1
     assert accounting.shuffled_uses(39, 38) == 2
+
+
+def test_rounds_touch_as_many_epochs_as_the_worst_of_them():
+    """Rounds of so many batches, one after the other: counted by going through them."""
+    for steps, per_epoch in itertools.product(range(1, 13), range(1, 13)):
+        rounds = range(steps * per_epoch)
+        most = max(len({(r * steps + i) // per_epoch for i in range(steps)}) for r in rounds)
+        found = composition.epochs_in_round(steps, per_epoch)
+        anywhere = max(len({(at + i) // per_epoch for i in range(steps)}) for at in range(per_epoch))
+        assert most <= found <= anywhere
+        if math.gcd(steps, per_epoch) in (1, steps, per_epoch):
+            assert found == most
+
+
+def test_a_record_is_used_once_in_each_epoch_that_is_met():
+    def uses(participations, **when):
+        when = {"own_epochs": False, "num_rounds": None, **when}
+        return composition.total_shuffled_uses(participations, 10, 38, **when)
+
+    assert uses(13, own_epochs=True) == uses(13, num_rounds=13) == 4  # 130 consecutive batches
+    assert uses(13) == 26  # any two epochs in each
+    assert uses(13, num_rounds=20) == 6  # 200 batches pass in all
+    assert uses(2, num_rounds=20) == 4
+    assert uses(0) == composition.total_shuffled_uses(5, 0, 38, own_epochs=True, num_rounds=None) == 0
+
+
+def shuffled(rate, batch_size=0, population=0, kind="shuffled"):
+    return Release("uplink", 1.0, 1.0, 1, Sampling(kind, rate, "replace-one", 0.0, batch_size, population), "test")
+
+
+def test_an_epoch_has_whole_batches_only():
+    assert composition.batches_per_epoch(shuffled(0.3, 64, 2441)) == 38
+    assert composition.batches_per_epoch(shuffled(1.0, 64, 64)) == 1
+    assert composition.batches_per_epoch(shuffled(1 / 7)) == 7  # by the rate, where no size is stated
+    assert composition.batches_per_epoch(shuffled(0.3)) == 3
+    assert composition.batches_per_epoch(shuffled(1.0)) == 1
+    for unknown in (shuffled(0.0), shuffled(1.1), shuffled(0.5, kind="shuffled-round")):
+        with pytest.raises(NoProof, match="batch_size and population, or a rate"):
+            composition.batches_per_epoch(unknown)
+
+
+def test_arguments_out_of_range_are_refused():
+    with pytest.raises(ValueError, match="uses=6 in 5 local steps"):
+        accounting.aggregated_round_mu(1.0, 6, rates=[1.0] * 5, others=1, smoothness=1.0, convex=True)
+    with pytest.raises(ValueError, match="lipschitz=-1"):
+        accounting.smooth_round_mu(1.0, 1, rates=[1.0], others=1, lipschitz=-1.0)
+    with pytest.raises(ValueError, match="batches_per_epoch=0"):
+        accounting.shuffled_uses(5, 0)
+    for cohort_size, colluders in ((0, 0), (5, -1)):
+        with pytest.raises(ValueError, match=f"cohort_size={cohort_size}"):
+            accounting.honest_others(cohort_size, colluders)
+    plain = (Item("plain", 1.0, 1.0, 1),)
+    for group in (Group(plain, probability=1.1), Group(plain, probability=-0.1), Group(plain, repeats=-1)):
+        with pytest.raises(ValueError, match="of a group"):
+            groups_epsilon([group], 1e-5)
+
+
+def test_noise_without_an_end_hides_everything_only_at_every_step():
+    def mu(*noise):
+        return accounting.aggregated_round_mu(noise, 1, rates=[1.0] * 2, others=3, smoothness=0.5, convex=True)
+
+    assert mu(math.inf, math.inf) == 0.0
+    assert mu(1.0, math.inf) == math.inf  # not counted on: ratios of such noise are no numbers
+    assert mu(0.0, 1.0) == math.inf
+
+
+def test_growth_beyond_what_a_float_holds_is_no_bound():
+    assert accounting.smooth_round_mu(1.0, 3, rates=[1.0] * 3, others=4, lipschitz=1e200) == math.inf
+    assert accounting.smooth_round_mu(1.0, 0, rates=[1.0] * 3, others=0, lipschitz=0.0) == 0.0
+    assert accounting.smooth_round_mu(0.0, 0, rates=[1.0] * 3, others=2, lipschitz=0.0) == 0.0
+
+
+def test_noise_that_float32_may_lose_has_no_multiplier():
+    def multiplier(noise_std, sensitivity=1.0):
+        return composition.noise_multiplier(shuffled(0.5)._replace(noise_std=noise_std, sensitivity=sensitivity))
+
+    assert multiplier(2.0**-100) == 2.0**-100
+    assert multiplier(0.0) == 0.0
+    assert multiplier(0.0, 0.0) == math.inf
+    for noise_std, sensitivity, said in (
+        (2.0**-101, 1.0, r"below 2\^-100"),
+        (-1.0, 1.0, "give no bound"),
+        (1.0, -1.0, "give no bound"),
+        (1.0, math.inf, "unbounded"),
+    ):
+        with pytest.raises(NoProof, match=said):
+            multiplier(noise_std, sensitivity)
+
+
+@pytest.mark.parametrize("kind", ["fixed-round", "disjoint-round", "full-round", "poisson-round"])
+def test_a_round_of_batches_says_nothing_of_an_absent_record(kind):
+    """A sensitivity between any two worlds that hold the record or another one: its absence is neither."""
+    with pytest.raises(NoProof, match="no add/remove neighbours"):
+        composition.step_multiplier(shuffled(0.5, kind=kind), "add/remove")
+    assert composition.step_multiplier(shuffled(0.5, kind=kind), "zero-out") == 1.0
+    assert composition.step_multiplier(shuffled(0.5, kind=kind), "replace-one") == 1.0
+
+
+def test_a_round_of_disjoint_batches_uses_a_record_once_at_most():
+    """q = uses · rate, and 1 where rounding or an odd release would make it more."""
+    disjoint = shuffled(0.34, kind="disjoint")._replace(uses=3)
+    for rate, used in ((0.34, 1.0), (0.2, 0.6), (0.0, 0.0)):
+        one = disjoint._replace(sampling=disjoint.sampling._replace(rate=rate))
+        assert composition.sampled_item(one, "replace-one") == Item("fixed", pytest.approx(used), 1.0, 1)
+    none = composition.sampled_item(disjoint._replace(uses=0), "replace-one")
+    assert (none.rate, none.uses) == (0.0, 0)
+
+
+@pytest.mark.parametrize(("rate", "kind"), [(0.15, "fixed"), (0.16, "fixed"), (0.17, "plain"), (0.3, "plain")])
+def test_a_blank_in_disjoint_batches_is_a_plain_release_where_most_records_are_used(rate, kind):
+    """A contribution is half of a replacement, if its release is known to be the one that changes."""
+    sampling = Sampling("disjoint", rate, "zero-out", 0.0, 5, 100)
+    one = Release("uplink", 3.0, 1.0, 3, sampling, "test")
+    item = composition.sampled_item(one, "zero-out")
+    expected = ("plain", 1.0, 3.0, 1) if kind == "plain" else ("fixed", pytest.approx(3 * rate), 1.5, 1)
+    assert item[:4] == expected
+    assert composition.sampled_item(one, "replace-one")[:4] == ("fixed", pytest.approx(3 * rate), 1.5, 1)

@@ -1,7 +1,7 @@
 """R1: the exact Gaussian profile and its inverses."""
 
 import math
-from decimal import Decimal
+from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 
 from dither import accounting, methods
-from dither.accounting.gaussian import rounded_levels
+from dither.accounting.gaussian import (
+    log_gaussian_delta,
+    message_epsilon,
+    message_noise_multiplier,
+    rounded_levels,
+)
 
 mus = st.floats(-13.8, 6.9).map(math.exp)  # 1e-6 .. 1e3
 deltas = st.floats(-40.0, -2.0).map(math.exp)
@@ -166,3 +171,113 @@ def test_outcomes_of_a_mixture_that_hide_nothing_take_their_probability_from_del
     hidden = accounting.mixture_epsilon([0.9], [1.0], 9e-6)
     assert accounting.mixture_epsilon([0.9, 1e-6], [1.0, math.inf], 1e-5) == pytest.approx(hidden, rel=1e-12)
     assert accounting.mixture_epsilon([0.9, 1e-5], [1.0, math.inf], 1e-5) == math.inf
+
+
+@pytest.mark.parametrize(("epsilon", "mu"), [(2.9, 0.1), (3.5, 0.1), (6.0, 0.15), (1.2, 0.03), (1.0, 0.01)])
+def test_the_profile_keeps_its_digits_in_the_far_tail(epsilon, mu):
+    """For small μ at 29 to 100 standard deviations, against 60 digits."""
+    with localcontext() as context:
+        context.prec = 60
+        e, m = Decimal(epsilon), Decimal(mu)
+
+        def mills(t):
+            below = t
+            for k in range(300, 0, -1):  # Laplace's continued fraction
+                below = t + k / below
+            return 1 / below
+
+        near = e / m - m / 2
+        exact = -near * near / 2 - Decimal(2 * math.pi).ln() / 2 + (mills(near) - mills(near + m)).ln()
+        error = abs(Decimal(float(log_gaussian_delta(epsilon, mu))) - exact)
+    assert error < 1e-9
+
+
+def test_a_mixture_that_stays_within_delta_reveals_nothing():
+    assert accounting.mixture_epsilon([0.5, 0.5], [1e-7, 1e-6], 1e-5) == 0.0
+    assert accounting.mixture_epsilon([1e-5], [3.0], 1.1e-5) == 0.0
+
+
+def test_weights_that_are_no_probabilities_are_refused():
+    for weights, mus in (([0.5], [1.0, 2.0]), ([-0.1, 0.5], [1.0, 2.0]), ([0.6, 0.6], [1.0, 2.0])):
+        with pytest.raises(ValueError, match="weights of sum"):
+            accounting.mixture_epsilon(weights, mus, 1e-5)
+    for pmf in ([0.5, 0.4], [0.6, 0.6]):
+        with pytest.raises(ValueError, match="pmf sums to"):
+            accounting.random_uses_epsilon(pmf, 1.0, 1e-5)
+
+
+def test_random_uses_weigh_the_profiles_of_their_numbers():
+    pmf, mu, delta = [0.3, 0.5, 0.2], 0.8, 1e-4
+    epsilon = accounting.random_uses_epsilon(pmf, mu, delta)
+    profiles = [accounting.gaussian_delta(epsilon, math.sqrt(uses) * mu) for uses in (1, 2)]
+    assert 0.5 * profiles[0] + 0.2 * profiles[1] == pytest.approx(delta, rel=1e-9)
+
+
+@pytest.mark.parametrize("pair", [(-1.0, 1), (1.0, -1)])
+def test_noise_and_counts_below_zero_are_not_composed(pair):
+    with pytest.raises(ValueError, match="must not be negative"):
+        accounting.compose_gaussians([pair])
+
+
+def test_zcdp_of_nothing_is_nothing():
+    assert accounting.zcdp_epsilon_tight(0.0, 1e-5) == 0.0
+
+
+def test_a_record_enters_one_of_several_fresh_batches():
+    assert accounting.inclusion_probability(3, 10, 4) == pytest.approx(1 - 0.7**4, rel=1e-14)
+    assert accounting.inclusion_probability(10, 10, 1) == 1.0
+    for batch_size in (0, 11):
+        with pytest.raises(ValueError, match="population=10"):
+            accounting.inclusion_probability(batch_size, 10, 4)
+
+
+def test_one_message_is_an_amplified_gaussian_and_back():
+    """R5: the hockey-stick of (1-p) N(0, 1) + p N(μ, 1) against N(0, 1) is p times a Gaussian's, at ε0."""
+    mu, rate, delta = 2.0, 0.1, 1e-5
+    epsilon = message_epsilon(mu, rate, delta)
+    inner = math.log1p(math.expm1(epsilon) / rate)
+    assert rate * accounting.gaussian_delta(inner, mu) == pytest.approx(delta, rel=1e-8)
+    assert message_noise_multiplier(epsilon, rate, delta) == pytest.approx(1 / mu, rel=1e-8)
+    # a record that is in the batch with probability at most δ needs no noise
+    assert message_epsilon(mu, delta, delta) == message_noise_multiplier(1.0, delta, delta) == 0.0
+
+
+@pytest.mark.parametrize(("steps", "per_epoch", "rate"), [(0, 5, 0.1), (6, 5, 0.1), (2, 5, -0.1), (2, 5, 0.3)])
+def test_rounds_that_are_no_part_of_an_epoch_have_no_pattern(steps, per_epoch, rate):
+    with pytest.raises(ValueError, match="epochs of whole batches"):
+        accounting.shuffled_round_pattern(3, steps, per_epoch, rate)
+
+
+def test_many_sampling_rates_are_all_raised_to_the_largest():
+    few = [(0.01 * (k + 1), 1.0 + k) for k in range(16)] * 5
+    assert rounded_levels(few, 64) == {level: level for level in few}
+    several = [(0.01 * (k + 1), z) for k in range(16) for z in np.geomspace(1, 9, 10).tolist()]
+    rounded = rounded_levels(several, 64)
+    assert len(set(rounded.values())) <= 64
+    assert all(raised == rate and z * 9**-0.25 * (1 - 1e-9) <= floor <= z
+               for (rate, z), (raised, floor) in rounded.items())  # fmt: skip
+    many = [(0.001 * (k + 1), 2.0 + k / 100) for k in range(100)]
+    rounded = rounded_levels(many, 64)
+    assert len(set(rounded.values())) <= 64
+    assert all(raised == 0.1 and floor <= z for (_, z), (raised, floor) in rounded.items())
+    ends = {(0.5, 0.0): (0.5, 0.0), (0.5, math.inf): (0.5, math.inf)}
+    assert ends.items() <= rounded_levels([*ends, *((0.5, 1.0 + k) for k in range(80))], 64).items()
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        lambda delta: accounting.gaussian_epsilon(1.0, delta),
+        lambda delta: accounting.gaussian_mu(1.0, delta),
+        lambda delta: accounting.mixture_epsilon([0.5, 0.5], [1.0, 2.0], delta),
+        lambda delta: accounting.convex_message_epsilon([0.1] * 3, 1.0, 1, 10, 1.0, delta),
+        lambda delta: accounting.fixed_size_epsilon(0.1, 1.0, 3, delta),
+        lambda delta: accounting.poisson_epsilon(0.1, 1.0, 3, delta),
+    ],
+)
+def test_a_delta_that_is_no_probability_is_refused(formula):
+    assert formula(1.0) >= 0.0
+    assert formula(0.0) in (0.0, math.inf)
+    for delta in (-1e-9, 1.0 + 1e-9, math.nan):
+        with pytest.raises(ValueError, match="is not a probability"):
+            formula(delta)

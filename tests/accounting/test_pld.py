@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import norm
 
 from dither import accounting
 from dither.accounting import pld
@@ -281,3 +282,121 @@ def test_one_batch_is_the_amplified_gaussian_at_every_delta(delta):
     """A removal from one Poisson batch: the hockey-stick divergence is the rate times the Gaussian's."""
     exact = accounting.amplified_epsilon(accounting.gaussian_epsilon(2.0, delta / 0.1), 0.1)
     assert exact <= accounting.poisson_epsilon(0.1, 0.5, 1, delta) <= exact * (1 + 1e-4)
+
+
+def profile_of(curve, epsilon):
+    """δ of one curve at ε >= 0, from its tails."""
+    p, log_q = curve.upper(np.array([epsilon]))
+    return float(p[0] - math.exp(epsilon + log_q[0]))
+
+
+@pytest.mark.parametrize(
+    "curve",
+    [
+        pld.removal(0.3, 1.2),
+        pld.removal(1.0, 0.8),
+        pld.addition(0.3, 1.2),
+        pld.fixed_size(0.2, 2.0),
+        pld.poisson_replacement(0.3, 1.0),
+        pld.poisson_replacement(1.0, 0.5),
+        pld.mixture(0.4, 1.5, ((0.75, 0.5), (0.25, 1.0))),
+    ],
+)
+@pytest.mark.parametrize("quantile", [1.0, 2.0, 6.0])
+def test_a_grid_holds_all_mass_and_no_less_than_the_curve(curve, quantile):
+    """Where tails are cut early, what is cut stands at its pessimistic end: the lower one at the first loss, the
+    upper one at infinity."""
+    step = 0.05
+    grid = pld._discretise(curve, step, quantile)
+    losses = grid.losses(step)
+    assert grid.masses.min() >= 0
+    assert grid.masses.sum() + grid.infinite == pytest.approx(1.0, abs=1e-12)
+    low, high = curve.span(quantile)
+    assert losses[0] <= low
+    assert high <= losses[-1]
+    assert losses[0] <= -step < step <= losses[-1]
+    for epsilon in (0.0, 4 * step, 10 * step):
+        over = losses > epsilon
+        held = grid.infinite + float(-np.expm1(epsilon - losses[over]) @ grid.masses[over])
+        exact = profile_of(curve, epsilon)
+        assert held >= exact * (1 - 1e-12)
+        if quantile > 5:  # dots on the curve itself
+            assert held == pytest.approx(exact, rel=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "rate", "mu"), [("removal", 0.3, 1.2), ("poisson_replacement", 0.3, 1.0)])
+def test_a_span_holds_all_but_tails_of_its_quantile(kind, rate, mu):
+    curve = getattr(pld, kind)(rate, mu)
+    for k in (1.0, 3.0, 5.0):
+        low, high = curve.span(k)
+        (p_high, _), (p_low, _) = curve.tails(np.array([0.0, high]), np.array([low, 0.0]))
+        assert p_high[-1] <= norm.sf(k) * (1 + 1e-9)
+        assert p_low[0] <= norm.sf(k) * (1 + 1e-9)
+
+
+def test_what_the_transforms_rounding_takes_is_charged(monkeypatch):
+    events, inverse = [pld.Events([(pld.removal(0.1, 1.0), 50)])], np.fft.irfft
+    plain = pld.compose(events, 1e-5)
+
+    def rough(*arguments):
+        masses = inverse(*arguments)
+        masses[masses.argmin()] = -1e-3
+        return masses
+
+    monkeypatch.setattr(np.fft, "irfft", rough)
+    assert pld.compose(events, 1e-5).infinite == pytest.approx(plain.infinite + 1e-3, rel=1e-6)
+
+
+def test_tails_that_are_cut_are_charged_far_below_delta():
+    for delta, cut in ((1e-5, 1e-12), (1e-3, 1e-10), (0.5, 1e-9), (1e-14, 1e-19)):
+        composed = pld.compose([pld.Events([(pld.removal(1.0, 0.5), 3)])], delta)
+        assert cut <= composed.infinite <= 2.1 * cut + 1e-14
+    # rounding is one unit a factor at least, where tails are less
+    many = pld.compose([pld.Events([(pld.removal(1.0, 1e-3), 10**6)])], 1e-10)
+    assert many.infinite >= 10**6 * 2.0**-52
+
+
+def test_rounds_that_may_not_happen_mix_with_none():
+    """δ of one such round is the probability's share; of none at all, nothing."""
+    once = pld.compose([pld.Events([(pld.removal(1.0, 1.0), 1)], 1, 0.25)], 1e-5)
+    for epsilon in (0.0, 0.5, 2.0):
+        assert once.delta(epsilon) == pytest.approx(0.25 * accounting.gaussian_delta(epsilon, 1.0), rel=1e-3)
+    nothing = pld.compose([], 1e-5)
+    assert (nothing.epsilon(1e-5), nothing.delta(0.0), nothing.infinite) == (0.0, 0.0, 0.0)
+    beside = pld.compose([pld.Events([], 3), pld.Events([(pld.removal(1.0, 1.0), 1)])], 1e-5)
+    assert beside.epsilon(1e-5) == pytest.approx(accounting.gaussian_epsilon(1.0, 1e-5), rel=1e-3)
+
+
+def test_a_distribution_answers_from_the_masses_it_holds():
+    """Losses -1, 0, 1, 2 by hand: δ(ε) = Σ (1 - e^{ε-L}) p over losses above ε, and its inverse."""
+    held = pld.LossDistribution(-1, 1.0, np.array([0.4, 0.3, 0.2, 0.1]), 1e-3)
+
+    def delta(epsilon):
+        return 1e-3 + sum(-math.expm1(epsilon - loss) * p for loss, p in ((1, 0.2), (2, 0.1)) if loss > epsilon)
+
+    for epsilon in (0.0, 0.3, 1.0, 1.7, 2.0, 5.0):
+        assert held.delta(epsilon) == pytest.approx(delta(epsilon), rel=1e-12)
+        if 0 < epsilon < 2:
+            assert held.epsilon(delta(epsilon)) == pytest.approx(epsilon, rel=1e-9)
+    assert held.epsilon(delta(0.0)) == pytest.approx(0.0, abs=1e-12)
+    assert held.epsilon(delta(0.0) * 1.001) == 0.0
+    assert held.epsilon(1.001e-3) < 2.0
+    assert held.epsilon(1e-3) == math.inf  # no more than what is infinite
+    positive = pld.LossDistribution(2, 0.5, np.array([0.6, 0.4]), 0.0)  # losses 1 and 1.5
+    for epsilon in (0.0, 0.4, 1.2):
+        exact = sum(-math.expm1(epsilon - loss) * p for loss, p in ((1, 0.6), (1.5, 0.4)) if loss > epsilon)
+        assert positive.delta(epsilon) == pytest.approx(exact, rel=1e-12)
+        assert positive.epsilon(exact) == pytest.approx(epsilon, abs=1e-9)
+    assert pld.LossDistribution(-3, 1.0, np.array([0.5, 0.5]), 0.0).epsilon(1e-5) == 0.0
+    assert pld.LossDistribution(0, 1.0, np.array([0.5, 0.5]), 0.9).delta(-1e9) == 1.0
+
+
+def test_a_window_too_large_for_its_cells_makes_them_wider(monkeypatch):
+    events = [pld.Events([(pld.removal(1.0, 0.05), 400)])]
+    fine = pld.compose(events, 1e-5)
+    monkeypatch.setattr(pld, "_WINDOW_CELLS", len(fine.masses) // 3)
+    wide = pld.compose(events, 1e-5)
+    assert wide.step > 2.9 * fine.step
+    assert len(wide.masses) <= len(fine.masses) // 2
+    exact = accounting.gaussian_epsilon(1.0, 1e-5)
+    assert exact <= wide.epsilon(1e-5) <= 1.01 * exact

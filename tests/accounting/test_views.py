@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from dither import accounting
 from dither.accounting import ADD_REMOVE, REPLACE_ONE, ZERO_OUT, Conditions, views
+from dither.accounting.gaussian import rho
 from dither.errors import NoProof
-from dither.types import ExactNoise, Lattice, Release, Sampling
+from dither.types import ExactNoise, Lattice, Participation, Release, Sampling
 
 Z_CPFED = 1.8544536220275742
 Z_CONCENTRATED = 0.3002770038368145
@@ -509,3 +510,167 @@ def test_a_whole_round_of_shuffled_batches_counts_once_for_each_epoch_it_meets(r
     sampling = Sampling("shuffled-round", rate, ZERO_OUT, 0.0, 4, 16)
     groups = [((Release("uplink", 1.0, 1.0, 1, sampling, "test"),), 4, 1.0)]
     assert views._shuffled_uses(groups, Conditions(own_epochs=True))[:2] == (uses, 1)
+
+
+def detail(participations, view, conditions=None, adjacency=REPLACE_ONE):
+    row = by_recipe(participations, 1e-5, conditions, view, adjacency)["no proof"]
+    assert row.value == math.inf
+    return row.detail
+
+
+def test_participations_that_are_no_counts_or_probabilities_are_refused():
+    with pytest.raises(ValueError, match="count=-1"):
+        accounting.account([(release("full", 1.0), -1)], 1e-5)
+    for rate in (-0.1, 1.1):
+        with pytest.raises(ValueError, match=f"rate={rate}"):
+            accounting.binomial(5, rate)
+    with pytest.raises(ValueError, match="participation kind='often'"):
+        accounting.account([], 1e-5, Conditions(participation=Participation("often")))
+
+
+def test_what_may_happen_at_most_counts_as_if_it_had_happened():
+    rounds = [(release("full", 3.0), 5)]
+    worst = table(rounds, 1e-5, Conditions(participation=Participation("worst")), adjacency=REPLACE_ONE)["upload"]
+    assert worst.value == accounting.gaussian_epsilon(math.sqrt(5) / 3, 1e-5)
+    assert worst.detail == "at most 5 participations"
+
+
+LATTICE = Lattice(step=0.01, dimension=9)
+
+
+def test_discrete_noise_counts_what_rounding_moves():
+    """One client's: R1 at (Δ/step + √d) of the grid over σ² - 4; of the cohort: zCDP (KLS)."""
+    rounds = [(release("full", 2.0), 3), ((), 4), (release("full", 2.0), 0)]
+    rows = table(rounds, 1e-5, Conditions(cohort_size=5, colluders=1, lattice=LATTICE), adjacency=REPLACE_ONE)
+    mu = math.sqrt(3) * (100 + 3) / math.sqrt(200**2 - 4)
+    assert rows["upload"].recipe == "R1 discrete"
+    assert rows["upload"].value == pytest.approx(accounting.gaussian_epsilon(mu, 1e-5), rel=1e-12)
+    each = rho(103.0, variance=200.0**2, clients=4, dimension=9)
+    assert rows["sum"].recipe == "R6 discrete"
+    assert rows["sum"].value == pytest.approx(accounting.zcdp_epsilon_tight(3 * each, 1e-5), rel=1e-12)
+    # a client whose noise is half of the target's decides how much each counts for
+    quiet = Conditions(cohort_size=5, colluders=1, lattice=LATTICE._replace(least=0.5))
+    each = rho(103.0, variance=100.0**2, clients=4, dimension=9)
+    quiet_row = table(rounds, 1e-5, quiet, adjacency=REPLACE_ONE)["sum"]
+    assert quiet_row.value == pytest.approx(accounting.zcdp_epsilon_tight(3 * each, 1e-5), rel=1e-12)
+
+
+def test_discrete_noise_proves_nothing_of_what_is_not_its_own():
+    discrete = Conditions(cohort_size=5, lattice=LATTICE)
+    up, down = release("full", 2.0), release("full", 2.0, channel="downlink")
+    for several in ((up, up), (up._replace(uses=2),)):
+        assert "one release a round" in detail([(several, 1)], "upload", discrete)
+    assert "too little to rank rounds" in detail([(up._replace(noise_std=0.03), 1)], "upload", discrete)
+    silent = table([(up._replace(noise_std=0.0), 1)], 1e-5, discrete, adjacency=REPLACE_ONE)
+    assert [silent[view].value for view in ("upload", "sum")] == [math.inf] * 2
+    assert silent["upload"].detail == "no noise"
+    assert "which is discrete here" in detail([((up, down), 1)], "final", discrete)
+    joint = by_recipe([((up, down), 1)], 1e-5, discrete._replace(exposures=1), "broadcast", REPLACE_ONE)
+    assert "continuous noise only" in joint["no proof"].detail
+
+
+def test_a_round_that_is_not_covered_by_its_broadcast_leaves_no_bound_for_it():
+    up, down = release("full", 2.0), release("full", 2.0, channel="downlink")
+    assert "no noise is added to the broadcast" in detail([(up, 2)], "final")
+    assert "without a noisy broadcast" in detail([((up, down), 2), (up, 1)], "final")
+    only_down = by_recipe([((up, down), 2), (down, 1)], 1e-5, None, "final", REPLACE_ONE)
+    assert only_down["R1 downlink"].value == pytest.approx(accounting.gaussian_epsilon(math.sqrt(3) / 2, 1e-5))
+    exposed = by_recipe([((up, down), 2), (up, 1)], 1e-5, Conditions(exposures=1), "broadcast", REPLACE_ONE)
+    assert "no noisy broadcast" in exposed["no proof"].detail
+
+
+def test_an_exposed_upload_after_batches_has_the_distance_of_any_two_worlds():
+    """N1 gives no credit for batches that may not hold the record, and exposes the worst rounds."""
+
+    def rounds(kind, rate):
+        down = release("full", 3.0, channel="downlink")
+        return [((release(kind, z, rate=rate), down), 2) for z in (2.0, 1.0)]
+
+    values = [
+        by_recipe(rounds(kind, rate), 1e-5, Conditions(exposures=3), "broadcast", REPLACE_ONE)["R1 joint"].value
+        for kind, rate in (("fixed-round", 0.1), ("full", 1.0))
+    ]
+    mu = math.sqrt(2 / 1 + 1 / 4 + 1 / 9)  # both loud rounds, one of the others, and one broadcast
+    assert values == pytest.approx([accounting.gaussian_epsilon(mu, 1e-5)] * 2, rel=1e-9)
+
+
+def test_sums_without_a_number_of_honest_others_have_no_credit():
+    rounds = [(release("full", 2.0, uses=2), 1)]
+    assert "no other client's noise" in detail(
+        rounds, "sum", Conditions(cohort_size=1, convex=True, smoothness=1.0)
+    )
+    with pytest.raises(ValueError, match="others_noise=-1"):
+        table(rounds, 1e-5, CONVEX._replace(others_noise=-1.0), adjacency=REPLACE_ONE)
+    alone = CONVEX._replace(cohort_size=1, others_noise=9.0)  # stated: whatever the cohort
+    assert by_recipe(rounds, 1e-5, alone, "sum", REPLACE_ONE)["R6 G7b"].value == pytest.approx(
+        by_recipe(rounds, 1e-5, CONVEX, "sum", REPLACE_ONE)["R6 G7b"].value
+    )
+
+
+def test_noise_inside_and_at_the_end_of_a_round_has_no_credit_together():
+    inside, end = release("full", 2.0, uses=2), release("full-round", 2.0)
+    assert "inside and at the end of a round" in detail([((inside, end), 1)], "sum", CONVEX)
+
+
+def test_a_round_of_one_step_counts_beside_rounds_of_several():
+    """Its own noise is added once: the whole credit, whatever its rate."""
+    several = release("full", 4.0, uses=2)
+    for rates in ((), (0.3,)):
+        one = release("full", 2.0)._replace(rates=rates)
+        alone = accounting.aggregated_round_mu(4.0, 2, rates=[1.0] * 2, others=9, smoothness=1.0, convex=True)
+        assert summed_mu([(several, 1), (one, 1)]) == pytest.approx(
+            math.hypot(alone, 0.5 / math.sqrt(10)), rel=1e-6
+        )
+
+
+def test_a_round_of_shuffled_batches_without_steps_uses_nothing():
+    none = release("shuffled", 2.0, uses=0, rate=0.1, batch_size=10, population=100)
+    assert table([(none, 3)], 1e-5, adjacency=REPLACE_ONE)["upload"].value == 0.0
+
+
+INTEGERS = ExactNoise(1e-6, 1e-12, 1e-12)
+SUMMED = INTEGERS._replace(sums=True)
+PLAIN_GAPS = (views.FLOAT_NOISE,)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "exact", "changes", "expected"),
+    [
+        ("R1", None, {}, PLAIN_GAPS),
+        ("R1", INTEGERS, {}, ()),
+        ("R1", INTEGERS, {"sampler_delta": None}, (views.SAMPLER_ERROR,)),
+        ("R1", INTEGERS._replace(distance=0.0), {"sampler_delta": None}, (views.SAMPLER_ERROR,)),
+        ("R1", INTEGERS._replace(failure=0.0), {"sampler_delta": None}, (views.SAMPLER_ERROR,)),
+        ("R1", ExactNoise(1e-6, 0.0), {"sampler_delta": None}, ()),
+        ("R1", None, {"sampler_delta": None}, PLAIN_GAPS),
+        ("no proof", INTEGERS, {"sampler_delta": None}, ()),
+        ("R1", INTEGERS, {"adjacency": ADD_REMOVE}, (views._FLOAT_PLACES,)),
+        ("R1", None, {"adjacency": ADD_REMOVE}, PLAIN_GAPS),
+        ("no proof", INTEGERS, {"adjacency": ADD_REMOVE}, ()),
+        ("E3", INTEGERS, {}, (views.FLOAT_SUMS,)),
+        ("E3", None, {}, PLAIN_GAPS),
+        ("R1 sum", None, {}, (views.FLOAT_NOISE, views._ROUNDING)),
+        ("R6 G7b", None, {}, (views.FLOAT_NOISE, views._ROUNDING)),
+        ("R1 sum", INTEGERS, {}, (views._FLOAT_CREDIT, views._ROUNDING)),
+        ("R6 G7b", INTEGERS, {}, (views._FLOAT_CREDIT, views._ROUNDING)),
+        ("R1 sum", SUMMED, {}, ()),
+        ("R1 joint", INTEGERS, {}, (views._FLOAT_CREDIT, views.OVERHEARD)),
+        ("R1 joint", INTEGERS, {"encoded": True}, (views._FLOAT_CREDIT, views._ROUNDING, views.OVERHEARD)),
+        ("R1 joint", SUMMED, {"encoded": True}, (views.OVERHEARD,)),
+        ("R1 downlink", INTEGERS, {}, PLAIN_GAPS),  # the broadcast's own noise is not exact
+        ("R1 downlink", INTEGERS, {"encoded": True}, (views.FLOAT_NOISE, views._ROUNDING)),
+        ("R1 discrete", INTEGERS, {"lattice": LATTICE}, ()),
+        ("R6 discrete", None, {"lattice": LATTICE}, (views.FLOAT_SUMS,)),
+    ],
+)
+def test_a_row_says_what_its_bound_leaves_uncovered(recipe, exact, changes, expected):
+    """One upload a round, with exact noise or not, a broadcast without, and a release that is never made."""
+    values = {"sampler_delta": 1e-9, "adjacency": REPLACE_ONE, "encoded": False, "lattice": None, **changes}
+    up, down = release("full", 2.0)._replace(exact=exact), release("full", 2.0, channel="downlink")
+    never = release("full", 2.0, uses=0)
+    conditions = Conditions(encoded=values["encoded"], lattice=values["lattice"])
+    premises = views.Premises(
+        [((up, down, never), 3, 1.0)], "", conditions, values["adjacency"], 1e-5, resolution=views.FINE
+    )
+    row = views.Bound(1.0, recipe, "", sampler_delta=values["sampler_delta"])
+    assert views._gaps(row, premises) == expected

@@ -55,6 +55,8 @@ def test_both_worlds_differ_in_one_record():
         assert len(first[0]) == case.sizes[0] + 1
         assert len(first[1]) == case.sizes[0] + case.lists_names  # blanked, or not there to be scored
         assert len(others) + 1 == len(case.sizes)
+        described = all(name.startswith(("number", "text")) for name in first[0].columns)
+        assert described == case.lists_names == (case.values["method"] in ("statistics", "schema"))
         assert (first[0].iloc[:-1].to_numpy() == first[1].iloc[: case.sizes[0]].to_numpy()).all()
 
 

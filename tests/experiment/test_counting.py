@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import norm
 
 import dither
-from dither.accounting import gaussian_mu, proven
+from dither.accounting import gaussian_delta, gaussian_mu, proven
 from dither.errors import DataError, SpecError
 from dither.experiment import counting, evaluation, statistics
 from dither.experiment.counting import Columns, Counting, Institution, Question
@@ -249,3 +249,86 @@ def test_seeded_counts_share_no_noise_with_each_other_or_with_the_rounds_of_a_ru
     ]
     rounds = [tuple(seeded_words(7, index, client)(4).tolist()) for index in range(40) for client in range(3)]
     assert len({*counts, *rounds}) == len(counts) + len(rounds)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 5.0, 8.0, 1000.0])
+@pytest.mark.parametrize("names", [True, False])
+def test_a_lone_name_takes_its_part_of_delta_and_the_counts_the_rest(epsilon, names):
+    mu, slip = counting.mu_and_slip(epsilon, 1e-5, lists_names=names)
+    factor = 1.0 + math.exp(min(epsilon, 600.0))
+    assert slip == (1e-5 * min(1e-4, 0.1 / factor) if names else 0.0)
+    assert slip * factor <= 0.1 * 1e-5 * (1 + 1e-12)
+    assert gaussian_delta(epsilon, mu / (1 - 1e-4)) == pytest.approx(1e-5 - slip * factor, rel=1e-6)
+    assert mu < gaussian_mu(epsilon, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "allowed"),
+    [
+        ({"share": 1e-4}, True),
+        ({"share": 0.99e-4}, False),
+        ({"share": 1.0}, True),
+        ({"share": 1.01}, False),
+        ({"bins": 1}, True),
+        ({"bins": 2**12}, True),
+        ({"bins": 2**12 + 1}, False),
+        ({"ranges": ((-0.9e300, 0.9e300),)}, True),
+        ({"ranges": ((-1e300, 0.0),)}, False),
+        ({"ranges": ((0.0, 1e300),)}, False),
+        ({"ranges": ((0.0, 1e-300),)}, False),
+        ({"ranges": ((0.0, 2e-300),)}, True),
+        ({"ranges": ((0.0, 1.0), (0.0, 1.0))}, False),
+        ({"bins": 2**12, "label": "b", "classes": tuple(map(str, range(255)))}, True),
+        ({"bins": 2**12, "label": "b", "classes": tuple(map(str, range(256)))}, False),  # 2^20 cells, and no more
+        ({"kind": "sums"}, True),
+        ({"kind": "sums", "ranges": ()}, False),
+        ({"kind": "categories", "categories": (("a",),)}, True),
+        ({"kind": "categories", "categories": (("a",), ("b",))}, False),
+    ],
+)
+def test_where_questions_end(change, allowed):
+    question = Question("histogram", ("a",), 0.5, ((0.0, 1.0),))._replace(**change)
+    if allowed:
+        assert question.check() is question
+    else:
+        with pytest.raises(SpecError, match="a question"):
+            question.check()
+
+
+def test_the_last_share_may_be_rounded():
+    institution = Institution(Columns(tables(1)[0]), 1.0, 0.0)
+    question = Question("histogram", ("age",), 0.1, ((0.0, 1.0),))
+    for share in (0.1, 0.2, 0.3, 0.4 + 5e-10):
+        institution.spend(question._replace(share=share))
+    assert institution.left == pytest.approx(0.0, abs=1e-9)
+    with pytest.raises(SpecError, match="more than the"):
+        institution.spend(question._replace(share=1e-4))
+    with pytest.raises(SpecError, match="names are a list, not counts"):
+        Institution(Columns(tables(1)[0]), 1.0, 0.0).answer(Question("names", ("sex",), 0.1))
+
+
+@pytest.mark.parametrize(
+    ("question", "squared"),
+    [
+        (Question("survey", ("a", "b"), 0.5), 2 * 2),
+        (Question("names", ("a", "b", "c"), 0.5), 3),
+        (Question("histogram", ("a",), 0.5, ((0.0, 1.0),)), 1),
+        (Question("categories", ("a", "b"), 0.5, categories=((), ())), 2),
+        (Question("sums", ("a", "b"), 0.5, ((0.0, 1.0),) * 2), 2 * 2 * 2**32),
+    ],
+)
+def test_what_one_record_may_move_follows_from_the_question(question, squared):
+    assert question.touched == squared
+    assert counting.noise_std(question, 0.2) == pytest.approx(math.sqrt(squared / (0.5 * 0.04) + 4))
+    assert counting.total_std(question, 0.2, 9) == pytest.approx(3 * counting.noise_std(question, 0.2))
+
+
+def test_names_that_are_listed_are_the_most_frequent_and_not_too_long():
+    frame = pd.DataFrame({"a": ["x"] * 30 + ["y"] * 50 + ["z" * 1000] * 40 + ["z" * 1001] * 60 + [None] * 9})
+    institution = Institution(Columns(frame), 1.0, 1e-9)
+    institution._noisy = lambda counts, std: np.asarray(counts)
+    assert institution.names(Question("names", ("a",), 1.0)) == [["y", "z" * 1000, "x"]]
+    many = pd.DataFrame({"a": [str(i) for i in range(70) for _ in range(100 + i)]})
+    institution = Institution(Columns(many), 1.0, 1e-9)
+    institution._noisy = lambda counts, std: np.asarray(counts)
+    assert institution.names(Question("names", ("a",), 1.0)) == [[str(i) for i in range(69, 5, -1)]]

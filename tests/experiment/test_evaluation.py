@@ -134,6 +134,17 @@ def test_scores_of_several_classes():
     assert scores.trivial["accuracy"].value == pytest.approx(np.bincount(truth).max() / 9000, abs=0.03)
 
 
+def test_of_several_classes_sure_predictions_are_calibrated_too():
+    """Every probability lies in one of eight equal parts, also those that are nearly 1."""
+    for score, said in ((0.999, 63 / 64), (0.51, 33 / 64), (0.001, 1 / 64)):
+        table = pd.DataFrame({"score": [score] * 100, "predicted": 0, "truth": [0] * 80 + [1] * 20})
+        table["right"] = (table["predicted"] == table["truth"]).astype(int)
+        quiet = Counting([table], 1e12, 1e-5, seeded(0), lists_names=False)
+        ((at, often),) = evaluation.private_scores(quiet, "abc", None, 1.0, 1e-5).calibration
+        assert at == pytest.approx(said, abs=0.01)
+        assert often.value == pytest.approx(0.8, abs=0.05)
+
+
 def test_scores_of_a_regression():
     rng = np.random.default_rng(1)
     truth = rng.random(9000)
@@ -230,6 +241,7 @@ def test_the_command(tmp_path):
     result = CliRunner().invoke(app, [*arguments, "--epsilon", "5"])
     assert result.exit_code == 0, result.output
     scores = json.loads(result.stdout)
+    assert (scores["epsilon"], scores["delta"], scores["records"]) == (5.0, 1e-5, 400)
     value, low, high = scores["model"]["accuracy"]
     exact = np.mean([run.evaluate(file).scores.model["accuracy"] for file in files])
     assert abs(value - exact) <= 3 * (high - low) / 2  # 5.9 standard deviations of the noise
@@ -273,3 +285,81 @@ def test_what_is_counted_has_the_noise_of_what_is_charged(monkeypatch):
     with pytest.raises(Stop):
         evaluation.evaluate_privately(None, ["north.csv"], epsilon=1.0)
     assert seen == [False, False]
+
+
+def test_an_interval_is_as_wide_as_the_noise_and_what_bins_leave_open():
+    """2.2 standard deviations on either side, of 200 draws, within what a score can be."""
+
+    def scores(first, second):
+        return {"mae": Estimate(float(first[0] + second[0]), 90.0, 130.0), "auc": Estimate(0.9, 0.9, 0.9)}
+
+    counts = [np.array([70.0, 5.0]), np.array([30.0])]
+    found = evaluation._estimates(counts, [3.0, 4.0], scores)
+    assert found["mae"].value == 100.0
+    assert found["mae"] == pytest.approx((100.0, 90.0, 130.0))  # its ends do not move with these counts
+    assert found["auc"] == pytest.approx((0.9, 0.9, 0.9))
+
+    def moving(first, second):
+        total = float(first[0] + second[0])
+        return {"mae": Estimate(total, total - 1, total + 2), "auc": Estimate(total / 100, 0.98, total / 100)}
+
+    found = evaluation._estimates(counts, [3.0, 4.0], moving)
+    assert 100 - found["mae"].low == pytest.approx(1 + 2.2 * 5, rel=0.12)
+    assert found["mae"].high - 100 == pytest.approx(2 + 2.2 * 5, rel=0.12)
+    assert found["auc"] == pytest.approx((1.0, 0.98, 1.0))  # no score is above 1
+    assert evaluation._estimates(counts, [3.0, 4.0], moving) == found  # the same interval at every look
+
+
+def test_scores_of_a_table_of_classes():
+    table = np.array([[30.0, 10.0, 0.0], [5.0, 15.0, 0.0], [0.0, 0.0, -3.0]])  # predicted, true; noise below 0
+    scores = evaluation._class_scores(table)
+    assert scores["accuracy"].value == pytest.approx(42 / 57)
+    assert scores["f1"].value == pytest.approx((60 / 75 + 30 / 45 - 6 / 1) / 3)
+    assert evaluation._majority(np.array([35.0, 25.0, -3.0]))["accuracy"].value == pytest.approx(35 / 57)
+    assert evaluation._majority(np.array([-3.0, 0.2]))["accuracy"].value == pytest.approx(0.2)
+
+
+def test_ranks_are_shares_of_the_records_below():
+    np.testing.assert_allclose(evaluation._ranks(np.array([2.0, 0.0, 6.0, 2.0])), [0.1, 0.2, 0.5, 0.9])
+    np.testing.assert_allclose(
+        evaluation._ranks(np.array([-2.0, 4.0, 8.0])), [0.0, 0.0, 0.6]
+    )  # never outside 0 to 1
+
+
+def test_a_score_on_one_side_of_0_is_looked_for_on_both():
+    assert evaluation._both_sides((-3.0, 2.0)) == (-3.0, 2.0)
+    assert evaluation._both_sides((1.0, 4.0)) == (-4.0, 4.0)
+    assert evaluation._both_sides((-4.0, 0.0)) == (-4.0, 4.0)
+    assert evaluation._both_sides((0.0, 2.0)) == (-2.0, 2.0)
+
+
+def test_losses_of_log_odds():
+    """Of a record of the first class, at the probability expit(odds) of the second."""
+    odds = np.array([-3.0, 0.0, 2.0])
+    np.testing.assert_allclose(evaluation._log_loss(odds), -np.log1p(-expit(odds)))
+    np.testing.assert_allclose(evaluation._brier(odds), expit(odds) ** 2)
+    assert evaluation._log_loss(np.array([1e9]))[0] == pytest.approx(52 * np.log(2))
+
+
+def test_errors_of_a_regression_follow_from_their_sums():
+    """400 records with labels in 10 to 30. In units of that range errors have mean 0.1 and mean square 0.02, and
+    labels 0.5 and 0.3."""
+
+    class Sums:
+        records = 400
+
+        def total(self, question):
+            assert (question.kind, question.share) == ("sums", 1.0)
+            assert (question.columns, question.ranges) == (("error", "truth"), ((0.0, 1.0),) * 2)
+            each = np.array([[0.1, 0.02], [0.5, 0.3]]) * 400 * 2**16
+            return [each[:1], each[1:]], 2**16 * 1.5
+
+    model, constant, calibration = evaluation._regression(Sums(), (10.0, 30.0))
+    assert model["mae"].value == pytest.approx(20 * 0.1)
+    assert model["rmse"].value == pytest.approx(20 * np.sqrt(0.02))
+    assert model["r2"].value == pytest.approx(1 - 0.02 / 0.05)
+    assert (constant["r2"], calibration) == ((0.0, 0.0, 0.0), ())
+    assert constant["rmse"].value == pytest.approx(20 * np.sqrt(0.05))
+    # 2.2 standard deviations of the noise, 1.5 records' worth of 400
+    assert model["mae"].high - model["mae"].value == pytest.approx(2.2 * 20 * 1.5 / 400, rel=0.12)
+    assert model["mae"].value - model["mae"].low == pytest.approx(2.2 * 20 * 1.5 / 400, rel=0.12)

@@ -13,9 +13,10 @@ from dither.cli import app
 from dither.data import Categorical, Numeric, Schema
 from dither.data.schema import PRIVATE, PUBLIC, SchemaPrivacy
 from dither.errors import BudgetExhausted, DataError, SpecError
+from dither.experiment import private_schema as private_schema_module
 from dither.experiment.account import account
 from dither.experiment.counting import HISTOGRAM, NAMES, Counting
-from dither.experiment.private_schema import Wanted, _Estimates, _rounded, estimate_schema, private_schema
+from dither.experiment.private_schema import Wanted, _Estimates, _Label, _rounded, estimate_schema, private_schema
 from tests.experiment.test_counting import asked as asked
 from tests.experiment.test_statistics import seeded
 
@@ -373,3 +374,102 @@ def test_a_column_with_too_many_values_or_that_is_not_there_is_named():
     for wanted, said in ((Wanted("ill"), "label column 'ill'"), (Wanted("age", drop=("ill",)), "^column 'ill'")):
         with pytest.raises(DataError, match=said):
             wanted.features(["age", "sex"])
+
+
+def test_classes_are_listed_by_number_and_words_after_them():
+    found = _Label(Wanted("ill"), ("low", "10", "high", "2", "-1"), None)
+    assert found.classes == ("-1", "2", "10", "high", "low")
+    declared = _Label(Wanted("ill", classes=("yes", "no")), (), None)
+    assert declared.classes == ("yes", "no")  # in the order of the owner
+
+
+def test_the_bounds_of_a_label_are_those_of_its_own_numbers():
+    """Also where there are features of numbers, in other parts of their ranges, and where there are none."""
+    label = np.repeat([-90.0, -40.0], 1000)
+    features = {"level": np.repeat([60.0, 61.0], 1000), "kind": np.tile(["a", "b"], 1000)}
+    for dropped in ((), ("level",)):
+        frame = pd.DataFrame({**features, "outcome": label})
+        wanted = Wanted("outcome", task="regression", drop=dropped)
+        schema, _ = estimated(wanted, epsilon=50.0, frames=[frame])
+        low, high = schema.label.bounds
+        assert -110 < low <= -90
+        assert -40 <= high < -20
+
+
+def counted(cells, std=1.0, names=()):
+    """Estimates that have counted a column "level" by the three classes of a label."""
+    estimates = object.__new__(_Estimates)
+    estimates._label = _Label(Wanted("ill"), ("a", "b"), None)
+    estimates._names = dict.fromkeys(names, ("x", "y", "z"))
+    estimates._cells = {"level": np.array([cells, [0] * len(cells), [0] * len(cells)])}
+    estimates._cells["ill"] = np.diag([500, 400, 0])
+    estimates._std = estimates._sum_std = std
+    return estimates
+
+
+@pytest.mark.parametrize(
+    ("cells", "constant"),
+    [
+        ([396, 3, 3, 3], True),  # 396 > 0.99 · 405 - 5: the noise of four cells is 2.5 · 2
+        ([385, 3, 3, 3], False),
+        ([98, 1, 1, 1], True),  # 5 < 5% of 101
+        ([97, 1, 1, 1], False),
+        ([396, 5, 3, 3], False),  # two cells stand out, above 4.05
+    ],
+)
+def test_a_constant_is_told_where_the_noise_allows_it(cells, constant):
+    assert ("same value" in counted(cells).why_no_feature("level")) is constant
+
+
+@pytest.mark.parametrize(("cells", "too_many"), [([100, 150, 0, 251], True), ([100, 151, 0, 251], False)])
+def test_categories_must_cover_half_of_the_values(cells, too_many):
+    said = counted(cells, names=("level",)).why_no_feature("level")
+    assert ("too many different values" in said) is too_many
+    assert "too many" not in counted(cells).why_no_feature("level")  # of numbers there is no such thing
+
+
+@pytest.mark.parametrize(
+    ("diagonal", "classes", "task", "found"),
+    [
+        ([500, 400], 2, "auto", "classes"),
+        ([500, 399], 2, "auto", "bounds"),  # not nine of ten of 1,000 records
+        ([500, 400], 2, "regression", "bounds"),
+        ([15] * 64, 64, "auto", "classes"),
+        ([15] * 65, 65, "auto", "bounds"),
+    ],
+)
+def test_a_label_is_a_number_where_its_classes_do_not_cover_it(diagonal, classes, task, found):
+    estimates = object.__new__(_Estimates)
+    names = tuple(map(str, range(classes)))
+    estimates._label, estimates._records = _Label(Wanted("ill", task=task), names, (0.0, 64.0)), 1000
+    estimates._cells = {"ill": np.diag([*diagonal, 0])}
+    estimates._label_cells, estimates._sum_std = np.array([0, *[100] * 8, *[0] * 55]), 1.0
+    label = estimates.label()
+    assert label.classes == (names if found == "classes" else ())
+    if found == "bounds":  # bins 1 to 8, and a tenth of their width more
+        assert label.bounds == pytest.approx((0.2, 9.8), abs=0.3)
+
+
+def test_one_class_is_no_label():
+    estimates = counted([1, 1])
+    estimates._records, estimates._label = 900, _Label(Wanted("ill"), ("a",), None)
+    with pytest.raises(DataError, match="has 1 class that enough records share"):
+        estimates.label()
+
+
+@pytest.mark.parametrize(
+    ("cells", "found"),
+    [
+        ({"no": 600, "yes": 400}, ("no", "yes")),
+        ({"no": 600, "yes": 6}, ()),  # names stand out above 6.99
+        ({"no": 600, "yes": 7}, ("no", "yes")),
+        ({"no": 600, "yes": 370, None: 28}, ("no", "yes")),  # two of a hundred may be something else, and noise
+        ({"no": 600, "yes": 370, None: 32}, ()),
+        ({"no": 600, "Yes": 400}, ()),
+    ],
+)
+def test_a_usual_pair_is_found_where_both_names_stand_out_and_little_else(cells, found):
+    names = private_schema_module._usual_question("ill").categories[0]
+    counts = np.array([[cells.get(name, 0) for name in (*names, None)]])
+    counter = SimpleNamespace(total=lambda question: ([counts], 2.0))
+    assert private_schema_module._usual_classes(counter, "ill") == found

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import norm
 from typer.testing import CliRunner
 
 import dither
@@ -138,6 +139,8 @@ def test_nothing_is_counted_without_a_charge(tmp_path):
         dither.statistics(tables(1), epsilon=1.0)
     file, book = tmp_path / "site.csv", tmp_path / "ledger.sqlite"
     tables(1, 300)[0].to_csv(file, index=False)
+    with pytest.raises(SpecError, match="declare public=True"):
+        dither.statistics([file, *tables(1)], epsilon=1.0, ledger=book)
     with pytest.raises(SpecError, match="epsilon=0"):
         dither.statistics(file, epsilon=0.0, ledger=book)
     assert not book.exists()
@@ -147,3 +150,169 @@ def test_nothing_is_counted_without_a_charge(tmp_path):
     tables(1, 300)[0].rename(columns={"age": "years"}).to_csv(tmp_path / "other.csv", index=False)
     with pytest.raises(DitherError, match="share 100%"):  # the same people under another name
         dither.statistics(tmp_path / "other.csv", epsilon=1.0, ledger=book)
+
+
+class Answers:
+    """Answers every question with the counts that are given for its kind, at a noise of that std."""
+
+    def __init__(self, std, records=1000, **parts):
+        self.std, self.records, self.parts = std, records, parts
+
+    def total(self, question):
+        return self.parts[question.kind], self.std
+
+    def names(self, question):
+        return self.parts[question.kind]
+
+
+def surveyed(mark=0, text=0, number=0, powers=None):
+    cells = np.zeros((1, counting.POWER_CELLS + 2 * len(counting.EXPONENTS) + 1), np.int64)
+    cells[0, :3] = mark, text, number
+    for power, count in (powers or {}).items():
+        cells[0, counting.POWER_CELLS + len(counting.EXPONENTS) + power] = count
+    return cells
+
+
+@pytest.mark.parametrize(
+    ("part", "kind", "present"),
+    [
+        (surveyed(number=900, text=100), "number", (1000, 1000 - 19.6 * math.sqrt(2), 1000 + 19.6 * math.sqrt(2))),
+        (surveyed(number=899, text=100), "category", (999, 999 - 19.6 * math.sqrt(3), 999 + 19.6 * math.sqrt(3))),
+        (surveyed(mark=200, text=300), "category", (500, 500 - 19.6 * math.sqrt(3), 500 + 19.6 * math.sqrt(3))),
+        (surveyed(mark=200, number=300), "number", (300, 300 - 19.6 * math.sqrt(2), 300 + 19.6 * math.sqrt(2))),
+        (surveyed(number=2000), "number", (1000, 1000 - 19.6 * math.sqrt(2), 1000 + 19.6 * math.sqrt(2))),
+        (surveyed(number=55), "empty", (55, 55 - 19.6 * math.sqrt(2), 55 + 19.6 * math.sqrt(2))),
+        (surveyed(number=56), "number", (56, 56 - 19.6 * math.sqrt(2), 56 + 19.6 * math.sqrt(2))),
+        (surveyed(number=-30), "empty", (0, 0, 19.6 * math.sqrt(3))),
+    ],
+)
+def test_a_column_is_what_nine_of_ten_cells_are_and_empty_below_its_noise(part, kind, present):
+    kinds, found, _ = survey(Answers(10.0, survey=[part]), ["a"], 1.0)
+    assert kinds["a"] == kind
+    assert found["a"] == pytest.approx(present)
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ([5.0], (0.0, 8.0)),
+        ([5.0, 900.0], (0.0, 1024.0)),
+        ([-5.0], (-8.0, 0.0)),
+        ([-5.0, -900.0], (-1024.0, 0.0)),
+        ([-900.0, 5.0], (-1024.0, 8.0)),
+        ([0.0, 5.0], (0.0, 8.0)),
+        ([0.0], (0.0, 2.0**-20)),
+        ([-5.0, 0.0], (-8.0, 0.0)),
+        ([1e-6], (0.0, 2.0**-19)),
+        ([-1e-6], (-(2.0**-19), 0.0)),
+        ([1e30], (0.0, 2.0**41)),
+        ([-1e30, 1e30], (-(2.0**41), 2.0**41)),
+        ([], (-1.0, 3.0)),
+    ],
+)
+def test_the_survey_finds_the_powers_of_two_that_hold_the_numbers_and_0(values, found):
+    cells = np.concatenate([np.zeros(counting.POWER_CELLS), 1000 * counting._powers_of_two(np.array(values))])
+    assert statistics.power_range(cells, 1.0, (-1.0, 3.0)) == found
+
+
+def test_counts_stand_out_where_noise_alone_would_not_in_a_hundred_rows():
+    """Of 64 cells of noise with std 2: above 2 · 3.6 by chance in one of a hundred rows."""
+    limit = -2.0 * norm.ppf(0.01 / 64)
+    counts = np.zeros(64)
+    counts[5], counts[9] = limit * 1.0001, limit * 0.9999
+    assert statistics.significant(counts, 2.0).tolist() == [5]
+    limit = -2.0 * norm.ppf(1e-5 / 64)
+    counts[5], counts[9] = limit * 1.0001, limit * 0.9999
+    assert statistics.significant(counts, 2.0, 1e-5).tolist() == [5]
+
+
+@pytest.mark.parametrize(
+    ("filled", "found"),
+    [((2, 5), (1.5, 7.0)), ((0, 1), (0.0, 2.5)), ((7, 7), (6.75, 8.0)), ((), (0.0, 8.0))],
+)
+def test_a_closer_look_leaves_a_quarter_on_either_side(filled, found):
+    """Bins of width 1 in 0 to 8: between the first and the last that stand out, and no further than the range."""
+    counts = np.zeros(8)
+    counts[list(filled)] = 1000
+    if filled == (2, 5):
+        found = (2 - 0.25 * 4, 6 + 0.25 * 4)
+    assert statistics.inner_range((0.0, 8.0), counts, 1.0, 0.25) == found
+
+
+def test_mean_and_deviation_follow_from_the_sums_with_all_of_their_noise():
+    """500 numbers in 10 to 30, of mean 15 and mean square (in the range's units) 0.1; 20 may be missing."""
+    low, high, number, std = 10.0, 30.0, 500.0, 65536.0
+    sums = np.array([[0.25, 0.1]]) * number * counting.UNITS
+    counter = Answers(std, histogram=[np.full((1, 64), 8)], sums=[sums])
+    present = {"a": statistics.Estimate(number, number - 20, number + 20)}
+    described = statistics._numbers(counter, {"a": (low, high)}, present, 0.5)["a"]
+    assert described["range"] == (low, high)
+    spread = (1.96 * 1.0 + 0.25 * 20) / number
+    assert described["mean"] == pytest.approx((15.0, 15.0 - 20 * spread, 15.0 + 20 * spread))
+    variance, wide = 0.1 - 0.25**2, (1 + 2 * 0.25) * spread
+    expected = [20 * math.sqrt(variance + error) for error in (0.0, -wide, wide)]
+    assert described["std"] == pytest.approx(expected)
+    assert set(described["quantiles"]) == set(statistics.LEVELS)
+
+
+def test_a_mean_stays_in_its_range_and_a_deviation_above_zero():
+    for share, value in ((-0.1, 10.0), (1.2, 30.0)):
+        sums = np.array([[share, 0.0]]) * 500 * counting.UNITS
+        counter = Answers(1.0, histogram=[np.full((1, 64), 8)], sums=[sums])
+        present = {"a": statistics.Estimate(500.0, 480.0, 520.0)}
+        described = statistics._numbers(counter, {"a": (10.0, 30.0)}, present, 0.5)["a"]
+        assert described["mean"].value == pytest.approx(value)
+        assert described["std"].low == 0.0
+
+
+def test_quantiles_are_read_off_the_running_sum():
+    """64 bins of 0 to 64, ten records in each: ranks are the numbers themselves, ten times."""
+    counts = np.full(64, 10.0)
+    for level, found in statistics._quantiles(counts, 0.5, 0.0, 64.0).items():
+        moved = 1.96 * 0.5 * math.sqrt(64) / 10
+        expected = (64 * level, max(0.0, 64 * level - moved), min(64.0, 64 * level + moved))
+        assert found == pytest.approx(expected, abs=1e-9)
+    # what noise takes away is given back before the next bin: ranks never fall
+    counts[31:33] = [30.0, -10.0]
+    noisy = statistics._quantiles(counts, 0.0, 0.0, 64.0)
+    assert noisy[0.5].value == pytest.approx(31 + 10 / 30, abs=0.05)
+    assert [each.value for each in noisy.values()] == sorted(each.value for each in noisy.values())
+
+
+def test_categories_come_with_their_noise_the_largest_first():
+    counter = Answers(4.0, categories=[np.array([[5, 100, 30, 7]])])  # the last: all others
+    described = statistics._categories(counter, {"a": ("x", "y", "z")}, 0.5)["a"]["categories"]
+    assert list(described) == ["y", "z", "x"]
+    assert described["y"] == pytest.approx((100, 100 - 7.84, 100 + 7.84))
+    assert described["x"] == pytest.approx((5, 0.0, 12.84))
+
+
+def test_statistics_are_shown_as_a_table_and_as_json():
+    result = dither.statistics(tables(1), public=True, epsilon=50.0, words=seeded(0))
+    with pytest.raises(SpecError, match="column='weight' is not one of age, change, sex, code, empty"):
+        result.column("weight")
+    rows = {row["column"]: row for row in result.rows()}
+    assert list(rows) == ["age", "change", "sex", "code", "empty"]
+    assert rows["age"]["records"].startswith(("2,9", "3,0"))
+    assert rows["age"]["median"] == str(result.column("age").quantiles[0.5])
+    first, last = (result.column("age").quantiles[level].value for level in (0.01, 0.99))
+    assert rows["age"]["1% to 99%"] == f"{first:.4g} to {last:.4g}"
+    assert rows["sex"]["mean"] == rows["sex"]["median"] == rows["sex"]["1% to 99%"] == ""
+    assert "f 1," in rows["sex"]["categories"]
+    assert json.loads(result.to_json())["institutions"] == 1
+
+
+def test_a_power_of_two_stands_out_where_noise_would_in_one_of_100_000_rows():
+    powers = 2 * len(counting.EXPONENTS) + 1
+    limit = -3.0 * norm.ppf(1e-5 / powers)
+    for count, found in ((limit * 1.001, (0.0, 8.0)), (limit * 0.999, (-1.0, 3.0))):
+        cells = np.zeros(counting.POWER_CELLS + powers)
+        cells[counting.POWER_CELLS :] = count * counting._powers_of_two(np.array([5.0]))
+        assert statistics.power_range(cells, 3.0, (-1.0, 3.0)) == found
+
+
+def test_a_zoom_shows_a_quarter_more_on_either_side():
+    counts = np.zeros((1, 64))
+    counts[0, 20:30] = 100
+    zoomed = statistics.zoom(Answers(1.0, histogram=[counts]), {"a": (0.0, 64.0)}, 0.5)
+    assert zoomed == {"a": (20 - 2.5, 30 + 2.5)}

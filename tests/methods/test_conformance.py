@@ -196,6 +196,18 @@ def test_releases_are_finite_numbers_for_the_accountant(name):
             assert any(release.noise_std > 0 and np.isfinite(release.sensitivity) for release in releases)
 
 
+def test_the_proof_knows_what_a_client_keeps(name):
+    """Shuffled epochs advance by the steps that a client has counted, else with the rounds of the run. What is not
+    a whole number, as a control variate, makes later uploads depend on more than the sums show."""
+    ready = prepare(spec_of(name), models.logistic(6), client_sizes=SIZES, num_params=7)
+    state = ready.build(ready.hyper).client_init(models.logistic(6).init(jax.random.key(0)))
+    floats = any(leaf.dtype.kind not in "iu" for leaf in jax.tree.leaves(state))
+    if ready.plan.noise_names:
+        counts = isinstance(state, dict) and "steps" in state
+        assert ready.plan.client_state == floats
+        assert ready.plan.own_epochs == (counts and not ready.plan.per_client)
+
+
 def test_noise_follows_epsilon(name):
     loud = prepare(spec_of(name), models.logistic(6), client_sizes=SIZES, num_params=7)
     if not np.isfinite(loud.claim.value):
@@ -338,7 +350,9 @@ def test_dp_fedavg_bounds_every_client_and_noises_the_sum():
             {"method_options.exact_epochs": True, "local_steps": 13},
             "local_steps=13 exceeds the 12",
         ),
+        ("cpfed", {"cohort_size": 7, "num_clients": 7}, "cohort_size=7 exceeds num_clients=6; lower it"),
         ("dp-sgd", {"local_steps": 2}, "dp-sgd takes one noisy step a round"),
+        ("dp-scaffold", {"lr_decay": 0.1}, "lr_decay=0.1 is not supported by dp-scaffold"),
         ("nbafl", {"method_options.param_clip": -1.0}, "param_clip=-1.0 must be at least 0"),
         ("nbafl", {"method_options.optimizer": "lion"}, "'lion' is not one of 'sgd', 'adam'"),
         ("nbafl", {"method_options.scheduling": "lucky"}, "'lucky' is not one of"),
@@ -404,6 +418,11 @@ def test_exact_epochs_use_every_record_at_most_once_a_round():
         RoundInfo(0, 0, 12, 3)
     )
     assert release.sampling.batch_size == 2
+    one_each = spec_of("concentrated", local_steps=12, **{"method_options.exact_epochs": True})
+    (release,) = prepare(one_each, models.logistic(6), client_sizes=SIZES, num_params=7).releases(
+        RoundInfo(0, 0, 12, 3)
+    )
+    assert release.sampling.batch_size == 1
 
 
 @pytest.mark.parametrize(("schedule", "scheme"), [("constant", 0), ("rounds", 1), ("steps", 2)])

@@ -144,3 +144,84 @@ def test_noise_that_does_not_fall_has_no_rounding_of_a_schedule(noise):
     falling = local._scheduled(release, 0.5)
     assert falling.noise_std == 1.0
     assert (falling.sensitivity > 1.0) == (noise is not None)
+
+
+def test_what_a_method_would_ignore_or_has_no_proof_is_refused(monkeypatch):
+    plan = make_plan([30] * 3, batch_sampling="disjoint", noise_schedule="steps")
+    with pytest.raises(SpecError, match="'steps' has no proof for batch_sampling='disjoint'"):
+        local.noisy_gradients(models.logistic(FEATURES), plan, source="test")
+    local.noisy_gradients(models.logistic(FEATURES), plan._replace(noise_schedule="rounds"), source="test")
+    monkeypatch.setattr(local, "_MOST_COUNTED", SIZE)
+    prepared(SIZE)
+    with pytest.raises(SpecError, match=r"batches of 9 records: at most 8 are possible"):
+        prepared(SIZE + 1)
+    with pytest.raises(SpecError, match="noise_scale has 2 entries for 3 clients"):
+        local.gradient_hyper(plan._replace(noise_scale=(1.0, 2.0)), 1.0)
+    for ignored, said in (
+        ({"noise_schedule": "rounds"}, "noise_schedule='rounds'"),
+        ({"noise_scale": (1.0,)}, "scale"),
+    ):
+        with pytest.raises(SpecError, match=said):
+            local.refuse_unused(make_plan([30], **ignored), "a method", schedule=True, scale=True)
+        local.refuse_unused(make_plan([30], **ignored), "a method")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sums"),
+    [
+        ({}, True),
+        ({"local_steps": 2}, False),
+        ({"noise_scale": (1.0, 2.0, 3.0)}, False),
+        ({"clip": "none"}, False),
+        ({"max_norm": 3.0}, False),
+        ({"aggregation": "off"}, False),
+        ({"exact_noise": False}, False),
+        ({"noise": "none"}, False),
+        ({"discrete_noise": True}, False),
+        ({"cohort_size": 1351}, True),
+        ({"cohort_size": 1352}, False),
+    ],
+)
+def test_integers_are_summed_as_they_are_where_all_are_alike_and_have_room(changes, sums):
+    """For up to 1,351 clients 2^31/M - 33·2^14 is at least 2^20."""
+    values = {"local_steps": 1, "exact_noise": True, "aggregation": "ideal", "cohort_size": 3}
+    plan = make_plan([30] * 3, **{**values, **changes})
+    assert local.sums_exactly(plan) is sums
+
+
+def test_a_record_moves_a_mean_gradient_by_its_clip_over_the_batch():
+    """Twice that if it is replaced; a clip of the whole batch bounds it by twice the clip, no clip by nothing."""
+    assert local.gradient_sensitivity("example", 3.0, 5, "replace-one") == 2 * 3.0 / 5
+    assert local.gradient_sensitivity("example", 3.0, 5, "zero-out") == 3.0 / 5
+    assert local.gradient_sensitivity("example", 3.0, 5, "add/remove") == 3.0 / 5
+    assert local.gradient_sensitivity("batch", 3.0, 5, "zero-out") == 6.0
+    assert local.gradient_sensitivity("none", 3.0, 5, "zero-out") == float("inf")
+
+
+def test_rates_of_a_round_are_stated_as_they_run():
+    assert local.round_rates({"client_lr": 0.3, "lr_decay": 0.1}, 7, 1) == ()  # of one step no proof needs it
+    assert local.round_rates({"client_lr": 0.3, "lr_decay": 0.0}, 7, 4) == (0.3,)
+    rates = local.round_rates({"client_lr": 0.3, "lr_decay": 0.1}, 7, 3)
+    assert rates == pytest.approx([0.3 / 3.1, 0.3 / 3.2, 0.3 / 3.3])
+    traced = [local.learning_rate({"client_lr": 0.3, "lr_decay": 0.1}, step) for step in (21, 22, 23)]
+    assert rates == pytest.approx([float(rate) for rate in traced], rel=1e-6)
+
+
+def test_the_clip_follows_its_count_and_stays_in_its_range():
+    hyper = {"clip_quantile": 0.5}
+    for factor, balance, expected in (
+        (1.0, 0.0, 1.0),  # half of the records are clipped
+        (1.0, 1.0, np.exp(-0.1)),  # none is: the clip falls
+        (1.0, -1.0, np.exp(0.1)),
+        (2.0, 9.0, 2 * np.exp(-0.3)),  # noise counts as at most one whole batch more
+        (2.0, -9.0, 2 * np.exp(0.3)),
+        (CLIP_RANGE, -1.0, CLIP_RANGE),
+        (1 / CLIP_RANGE, 1.0, 1 / CLIP_RANGE),
+    ):
+        assert float(local._next_clip(hyper, factor, balance)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_rounding_for_a_secure_sum_moves_every_coordinate_by_one_step():
+    plan = make_plan([30] * 3, num_params=49, aggregation="ideal", scale_bits=10)
+    assert local.rounding(plan) == 7 * 2.0**-10
+    assert local.rounding(plan._replace(aggregation="off")) == 0.0

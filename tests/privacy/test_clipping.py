@@ -1,11 +1,14 @@
 """Clipping: bounded norms, the factorised sum equals the plain one, zero is handled (the rest: test_totality)."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from dither import models
+from dither.accounting import exact
 from dither.privacy import clipping
 from dither.types import Batch
 
@@ -160,3 +163,52 @@ def test_products_of_records_are_taken_in_full_float32(rows, columns):
     traced = jax.make_jaxpr(clipping.product)(jnp.ones((rows, 5)), jnp.ones((rows, columns)))
     (product,) = (each for each in traced.eqns if each.primitive.name == "dot_general")
     assert set(product.params["precision"]) == {jax.lax.Precision.HIGHEST}
+
+
+@pytest.mark.parametrize("hidden", [(), (9, 7), (3,)])
+def test_the_error_of_a_dense_networks_norm_follows_from_its_widest_layer(hidden):
+    """Squares of the widest layer, in and out, and one term a layer (docs/privacy.md, Exact noise)."""
+    sizes = [12, *hidden, 4]
+    widest = max(a + b for a, b in itertools.pairwise(sizes))
+    model = models.mlp(12, 4, hidden) if hidden else models.softmax(12, 4)
+    assert clipping.norm_error(model) == exact.norm_error(widest + len(sizes) - 1)
+
+
+def test_the_error_of_another_models_norm_follows_from_its_parameters():
+    model = MODELS["cnn"][0]()
+    leaves = jax.tree.leaves(model.init(jax.random.key(0)))
+    count = sum(leaf.size for leaf in leaves)
+    assert clipping.norm_error(model) == exact.norm_error(count + 4 * len(leaves) + 16)
+
+
+def test_a_projection_stays_a_thousandth_inside_its_ball():
+    tree = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[4.0]])}
+    inside = clipping.projected(tree, 2.0)
+    np.testing.assert_allclose(inside["a"], [3 / 5 * 2 * (1 - 2.0**-10), 0.0], rtol=1e-6)
+    np.testing.assert_allclose(inside["b"], [[4 / 5 * 2 * (1 - 2.0**-10)]], rtol=1e-6)
+    for radius in (0.0, 6.0):  # any radius; one that it is inside of
+        close(clipping.projected(tree, radius), tree, 0)
+
+
+def test_the_clipped_fraction_counts_those_that_were_longer_than_the_clip():
+    """Of logistic regression at 0 a gradient is √(1 + |x|²)/2 long: 0.707, 1.118, 2.062."""
+    model, x = models.logistic(1), jnp.array([[1.0], [2.0], [4.0], [9.0]])
+    params, y = jax.tree.map(jnp.zeros_like, model.init(jax.random.key(0))), jnp.ones(4, jnp.int32)
+    weights = jnp.array([1.0, 1.0, 1.0, 0.0])
+    for clip_norm, fraction in ((0.7, 1.0), (1.0, 2 / 3), (2.0, 1 / 3), (2.1, 0.0)):
+        rule = {"divisor": 3.0, "clip_norm": clip_norm, "l2": 0.0}
+        each = clipping.gradient(model, params, Batch(x, y, weights), mode="example", **rule)
+        assert float(each.fraction) == pytest.approx(fraction)
+        on_lattice = clipping.on_lattice(
+            model, params, Batch(x, y, weights), mode="example", scale=100.0, fixed_places=True, **rule
+        )
+        assert float(on_lattice.fraction) == pytest.approx(fraction)
+    length = np.hypot(7 / 3, 1) / 2
+    for clip_norm, clipped in ((length * 1.001, 0.0), (length * 0.999, 1.0)):
+        rule = {"divisor": 3.0, "clip_norm": clip_norm, "l2": 0.0, "mode": "batch"}
+        assert float(clipping.gradient(model, params, Batch(x, y, weights), **rule).fraction) == clipped
+        whole = clipping.on_lattice(model, params, Batch(x, y, weights), scale=100.0, fixed_places=True, **rule)
+        assert float(whole.fraction) == clipped
+    none = clipping.gradient(model, params, Batch(x, y, weights), divisor=3.0, clip_norm=0.1, mode="none")
+    assert float(none.fraction) == 0.0
+    assert float(clipping.norm(none.gradient)) == pytest.approx(length, rel=1e-5)

@@ -197,3 +197,24 @@ def test_noise_from_given_words_is_what_the_formula_says(monkeypatch):
     drawn = np.asarray(draw(np.stack([words[:14], words[14:28], ties[:14], ties[:14] ^ ties[1:15] ^ ties[2:]])))
     for name, part in (("a", drawn[:10].reshape(2, 5)), ("b", drawn[10:])):
         np.testing.assert_array_equal(noisy[name], released(tree[name], part, jnp.float32(0.5)))
+
+
+def test_a_std_from_numpy_gives_the_bits_of_float32():
+    """Whatever number stands for it outside of a compiled round: the grid is that of the std in float32."""
+    value, drawn = jnp.linspace(-3, 3, 1000), jnp.arange(1000, dtype=jnp.int32) - 500
+    for std in (0.1, 1 / 3, 0.7, 12.3):
+        expected = lattice.released(value, drawn, jnp.float32(std))
+        np.testing.assert_array_equal(lattice.released(value, drawn, np.float64(std)), expected)
+        assert float(lattice.scale_of(np.float64(std), 1.0)) == float(lattice.scale_of(jnp.float32(std), 1.0))
+        assert float(lattice.sum_scale(np.float64(std), 1.0)) == float(lattice.sum_scale(jnp.float32(std), 1.0))
+
+
+def test_without_noise_the_grid_is_as_fine_as_the_values_allow():
+    assert float(lattice.scale_of(0.0, 4.0)) == 2.0**26
+    assert float(lattice.sum_scale(0.0, 4.0)) == 2.0**16
+    assert float(lattice.scale_of(2.0, 4.0)) == pytest.approx(WIDTH / 2, rel=1e-6)
+    assert float(lattice.sum_scale(2.0, 4.0)) == pytest.approx(SUM_WIDTH / 2, rel=1e-6)
+    for scale in (lattice.scale_of(1e-30, 4.0), lattice.sum_scale(1e-30, 4.0), lattice.scale_of(0.0, 1e-30)):
+        assert float(scale) == pytest.approx(1e30)
+    value = jnp.array([0.3, -7.0])
+    np.testing.assert_array_equal(lattice.released(value, jnp.array([5, 6]), 0.0), value)

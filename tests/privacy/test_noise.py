@@ -43,6 +43,8 @@ def test_the_cipher_gives_its_published_answers():
 def test_keys_map_and_wrap():
     words = np.arange(6, dtype=np.uint32).reshape(3, 2)
     keys = noise.wrap(words)
+    assert noise.is_key(keys)
+    assert noise.is_key(noise.fresh_keys(3))
     drawn = jax.vmap(lambda key: jax.random.bits(key, (4,)))(keys)
     one = jax.random.bits(jax.random.wrap_key_data(jnp.asarray(words[2]), impl="threefry2x32"), (4,))
     np.testing.assert_array_equal(drawn[2], one)
@@ -111,3 +113,18 @@ def test_a_schedule_is_the_same_in_a_compiled_round_and_in_a_proof(name):
         assert float(traced) == pytest.approx(plain, rel=1e-6)
         exponent = {"constant": 0, "rounds": index + 1 - 2, "steps": 3 * (index - 2) + step}[name]
         assert plain == pytest.approx(0.9 ** (max(exponent, 0) / 2))
+
+
+def test_unknown_sources_and_schedules_are_named():
+    with pytest.raises(SpecError, match="unknown randomness='seed'; did you mean 'seeded'"):
+        noise.check_source("seed")
+    assert [noise.check_source(name) for name in noise.SOURCES] == ["seeded", "os"]
+    with pytest.raises(SpecError, match="unknown noise_schedule='round'; did you mean 'rounds'"):
+        noise.schedule("round", local_steps=1)
+
+
+def test_words_of_64_bits_are_those_of_jax():
+    with jax.threefry_partitionable(True), jax.enable_x64(True):
+        theirs, ours = (jax.random.bits(key(3), (5, 2), "uint64") for key in (jax.random.key, noise.key))
+    assert ours.dtype == np.uint64
+    np.testing.assert_array_equal(ours, theirs)

@@ -240,3 +240,84 @@ def test_batches_without_overlap_use_a_record_as_often_as_there_are_batches(kind
     one = sampling.Sampling(kind, 0.25, "zero-out")
     assert [sampling.used_in_round(one, steps) for steps in (1, 3, 5)] == [0.25, 0.75, 1.0]
     assert sampling.used_in_round(one._replace(kind="poisson"), 3) == pytest.approx(1 - 0.75**3)
+
+
+def test_more_records_than_can_be_drawn_from_are_refused():
+    high, low, span = (np.full(1, word, np.uint32) for word in (1, 2, 7))
+    assert sampling._below(high, low, span, 2**28).tolist() == [(2**32 + 2) % 7]
+    with pytest.raises(SpecError, match="at most 268435456"):
+        sampling._below(high, low, span, 2**28 + 1)
+    rank_bits, passes = sampling._order_bits(2**27)
+    assert (rank_bits, passes) == (27, 16)  # four random bits a pass
+    with pytest.raises(SpecError, match="more than 134217728 cannot be drawn"):
+        sampling._order_bits(2**27 + 1)
+
+
+@pytest.mark.parametrize(
+    ("largest", "bits"), [(1, (1, 3)), (2, (1, 3)), (3, (2, 3)), (2**10, (10, 3)), (2**16, (16, 5))]
+)
+def test_an_order_has_sixty_two_random_bits_an_entry(largest, bits):
+    rank_bits, passes = sampling._order_bits(largest)
+    assert (rank_bits, passes) == bits
+    assert 2**rank_bits >= largest
+    assert passes * (31 - rank_bits) >= 62 > (passes - 1) * (31 - rank_bits)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rate"), [("fixed", 0.3), ("poisson", 0.3), ("poisson", 0.07), ("shuffled", 0.5)]
+)
+def test_a_round_of_batches_keeps_what_one_batch_can_be_told_from(kind, rate):
+    one = sampling.Sampling(kind, rate, "add/remove", 1e-13, 6, 1000)
+    whole = sampling.of_round(one, 4)
+    assert (whole.kind, whole.adjacency, whole.truncation) == (f"{kind}-round", "replace-one", 1e-13)
+    assert whole.rate == sampling.used_in_round(one, 4)
+    assert whole.population == (1000 if kind != "poisson" else {0.3: 20, 0.07: 86}[rate])
+    if kind == "poisson":  # no rate of one batch is told that is larger than it was
+        assert 6 / whole.population <= rate
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_a_coin_never_falls_more_often_than_is_stated(monkeypatch, rate):
+    """Of 2^32 equally likely words those below the stated share count, less two in a million of them."""
+    sampler = sampling.make(
+        "poisson-full", batch_size=3, local_steps=1, client_sizes=np.array([10]), sampling_rate=rate
+    )
+    stated = int(0.3 * 2**32)
+    words = [0, int(stated * (1 - 2.0**-20)), stated, stated + 2**8, 2**32 - 1]
+    monkeypatch.setattr(sampling.jax.random, "bits", lambda *_: jnp.array([[*words, *words]], jnp.uint32))
+    weights = sampler.draw(keys(0), jnp.int32(0), jnp.int32(10)).weights
+    assert weights.tolist() == [[1, 1, 0, 0, 0] * 2]
+    fewer = sampler.draw(keys(0), jnp.int32(0), jnp.int32(7)).weights
+    assert fewer[0, 7:].tolist() == [0, 0, 0]  # places without a record
+
+
+@pytest.mark.parametrize("steps", [1, 4, 5, 6, 11, 13])
+def test_a_round_may_hold_parts_of_many_epochs(steps):
+    """The batches of a round are those of its steps one by one, wherever in an epoch of five it begins."""
+    sizes = np.array([23, 31])
+    whole, single = (
+        sampling.make("shuffled", batch_size=4, local_steps=count, client_sizes=sizes) for count in (steps, 1)
+    )
+    one = jax.jit(lambda done, size: single.draw(keys(3), done, size).positions[0])
+    for size, start in itertools.product((23, 31), (0, 3, 4, 12)):
+        positions = jax.jit(whole.draw)(keys(3), jnp.int32(start), jnp.int32(size)).positions
+        expected = [one(jnp.int32(start + step), jnp.int32(size)) for step in range(steps)]
+        np.testing.assert_array_equal(positions, np.stack(expected))
+
+
+def test_a_sampler_says_what_one_batch_means():
+    """What the accountant is told of one batch, and what a sum over it is divided by."""
+    values = {"batch_size": 4, "local_steps": 2, "client_sizes": np.array([20, 9])}
+    for kind in ("fixed", "disjoint", "shuffled"):
+        sampler = sampling.make(kind, **values)
+        assert sampler.sampling(20) == (kind, 0.2, "replace-one", 0.0, 4, 20, True)
+        assert (float(sampler.divisor(jnp.int32(20))), sampler.width, sampler.kind) == (4.0, 4, kind)
+    full = sampling.make("full", **values)
+    assert full.sampling(9) == ("full", 1.0, "replace-one", 0.0, 9, 9, True)
+    assert (float(full.divisor(jnp.int32(9))), full.width) == (9.0, 20)
+    every = sampling.make("poisson-full", **values)
+    assert every.sampling(20) == ("poisson", 0.2, "add/remove", 0.0, 4, 20, False)
+    assert (every.width, every.kind) == (20, "poisson-full")
+    capped = sampling.make("poisson", **values)
+    assert capped.sampling(20)[:3] == ("poisson", 0.2, "add/remove")
+    assert capped.kind == "poisson"

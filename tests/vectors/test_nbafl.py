@@ -333,3 +333,9 @@ def test_noise_on_the_uplink_needs_an_epsilon_and_exposures():
         nb.uplink_noise_std(run, epsilon=0.0, delta=0.01)
     with pytest.raises(SpecError, match="exposures=0 must be"):
         nb.uplink_noise_std(run._replace(exposures=0), epsilon=1.0, delta=0.01)
+
+
+def test_the_noise_that_all_clients_need_asks_for_no_cohort():
+    assert nb.required_aggregate_noise_std(RUN._replace(cohort_size=20), **BUDGET) == pytest.approx(
+        nb.required_aggregate_noise_std(RUN._replace(cohort_size=None), **BUDGET), rel=1e-12
+    )
