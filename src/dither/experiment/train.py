@@ -206,8 +206,11 @@ def spending(
         if spec.scored and rows:
             book.check_public(dataset, rows)
     # The run's name in the ledger holds all that determines what it releases: a folder whose spec, seed, records
-    # or surroundings were changed is another run, which pays for itself.
-    made_of = np.frombuffer(build.origin(experiment, folder.provenance()).encode(), np.uint8)
+    # or surroundings were changed is another run, which pays for itself. Of seeded runs it also says which share
+    # their noise.
+    seeded = spec.source_of_randomness == "seeded"
+    made_of = [build.origin(experiment, folder.provenance()), *([f"seed: {spec.seed}"] if seeded else [])]
+    digests = [book.fingerprint(np.frombuffer(each.encode(), np.uint8)) for each in made_of]
     # If a run may continue without some clients, no client's noise is relied on in a sum.
     missing = experiment.plan.cohort_size - 1 if spec.federation.refused == "continue" else None
     accountant = experiment.accountant(missing)
@@ -217,11 +220,11 @@ def spending(
         Spending(
             book,
             accountant,
-            run=f"{folder.run_id()}-{book.fingerprint(made_of)}",
+            run="-".join([folder.run_id(), *digests]),
             dataset=dataset,
             clients=names if spec.data.partition == "column" else None,
             client=number if one_client_each else None,
-            replay=spec.source_of_randomness == "seeded",
+            replay=seeded,
             held_out=held_out[number],
             public=spec.scored and bool(held_out[number]),
         )
@@ -712,7 +715,10 @@ def _caveats(spec: Spec) -> list[str]:
     if spec.data.public:
         caveats.append("data.public: you declared these records public, so nothing was charged to a ledger")
     if spec.private and spec.source_of_randomness == "seeded":
-        caveats.append("seeded noise: a simulation, not a protection; anyone who knows the seed can subtract it")
+        caveats.append(
+            "seeded noise: a simulation, not a protection; anyone who knows the seed, or sees another run with "
+            "it, can subtract the noise"
+        )
     if spec.data.path and spec.compare:
         caveats.append("compare is for public data: nothing was trained without noise on your records")
     return caveats

@@ -414,6 +414,8 @@ class Book:
             return "rounds that were repeated with fresh noise because of an earlier result, not a kill (R10)"
         if len(blocks) < 2:
             return ""
+        if _share_noise(map(run_name, account.order)):
+            return "runs with one seed: they share their noise, and their difference has none"
         if self.root(dataset) in self._late:
             return "a budget that was set or raised, or data sets that were joined, after the first run (R10)"
         unregistered = set(account.owners) - account.plans.keys()
@@ -568,6 +570,17 @@ def run_key(dataset: str, run: str) -> str:
 def run_name(key: str) -> str:
     """The run of a key."""
     return key.partition("\0")[0]
+
+
+def _share_noise(runs: Iterable[str]) -> bool:
+    """Whether two runs of different bits have the seed of their noise in common. The name of a seeded run ends in
+    two digests: of all that determines its bits, and of its seed (`experiment.train.spending`)."""
+    by_seed: dict[str, set[str]] = {}
+    for run in runs:
+        _, *digests = run.split("-")
+        if len(digests) == 2:
+            by_seed.setdefault(digests[1], set()).add(digests[0])
+    return any(len(bits) > 1 for bits in by_seed.values())
 
 
 def composed(runs: Sequence[tuple[Sequence[Charge], Conditions]], terms: Budget) -> tuple[float, float]:
