@@ -161,8 +161,8 @@ def _release(steps: Steps, missing: dict[str, str]) -> Release:
     kind, rate = steps.sampling or "full", steps.rate()
     if not steps.sampling:
         missing["sampling"] = (
-            "how records enter a batch is not stated, so no amplification counts; say sampling = 'poisson', "
-            "'fixed' or 'shuffled'"
+            "how records enter a batch is not stated, so no amplification counts, and each is taken to enter once "
+            "at most; say sampling = 'poisson', 'fixed' or 'shuffled'"
         )
     elif kind != "full" and not 0 < rate <= 1:
         missing["rate"] = "sampled batches need sampling_rate, or batch_size and records"

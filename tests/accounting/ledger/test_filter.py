@@ -158,6 +158,13 @@ def test_a_sampled_run_in_sums_counts_all_that_it_registered(ledger):
     assert seen[1] < 1.25 * proven([(steps, 2 * rounds)], DELTA, sums, view="sum").value
 
 
+def test_runs_that_nothing_bounds_cost_infinity_among_others(ledger):
+    open_uploads = (gaussian(0.0)[0]._replace(sensitivity=math.inf),)
+    for run, releases in (("one", open_uploads), ("two", poisson(2.0)), ("three", open_uploads)):
+        planned(ledger, run, releases, 2, 2)
+        assert spent(ledger).epsilon == spent(ledger, view="sum").epsilon == math.inf
+
+
 def test_each_sampled_run_has_a_tail_of_its_own(ledger):
     for run in ("one", "two"):
         planned(ledger, run, poisson(2.0), 5, 5)

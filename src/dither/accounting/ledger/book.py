@@ -550,7 +550,7 @@ class Book:
                 views=(view,),
                 every_recipe=True,
             )
-            epsilon = min(row.value for row in tried if filter.is_gaussian(row.recipe))
+            epsilon = min((row.value for row in tried if filter.is_gaussian(row.recipe)), default=math.inf)
             self._remember(key, gaussian_mu(epsilon, _FINE) * (1.0 + 1e-9))
         return self._values[key]
 
