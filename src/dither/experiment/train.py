@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from dither.accounting import ClientRange, ProvenRow
+from dither.accounting.ledger.book import SEED
 from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, client_name, data_id, rounds_in
 from dither.data import RecordHashes, check_unchanged, hash_records
 from dither.data.hashing import hash_arrays
@@ -205,12 +206,16 @@ def spending(
     for dataset, rows in zip(datasets, held_out, strict=True):
         if spec.scored and rows:
             book.check_public(dataset, rows)
+
+    def digest(text: str) -> str:
+        return book.fingerprint(np.frombuffer(text.encode(), np.uint8))
+
     # The run's name in the ledger holds all that determines what it releases: a folder whose spec, seed, records
     # or surroundings were changed is another run, which pays for itself. Of seeded runs it also says which share
     # their noise.
     seeded = spec.source_of_randomness == "seeded"
-    made_of = [build.origin(experiment, folder.provenance()), *([f"seed: {spec.seed}"] if seeded else [])]
-    digests = [book.fingerprint(np.frombuffer(each.encode(), np.uint8)) for each in made_of]
+    name = f"{folder.run_id()}-{digest(build.origin(experiment, folder.provenance()))}"
+    name += f"{SEED}{digest(str(spec.seed))}" * seeded
     # If a run may continue without some clients, no client's noise is relied on in a sum.
     missing = experiment.plan.cohort_size - 1 if spec.federation.refused == "continue" else None
     accountant = experiment.accountant(missing)
@@ -220,7 +225,7 @@ def spending(
         Spending(
             book,
             accountant,
-            run="-".join([folder.run_id(), *digests]),
+            run=name,
             dataset=dataset,
             clients=names if spec.data.partition == "column" else None,
             client=number if one_client_each else None,

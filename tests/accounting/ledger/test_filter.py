@@ -141,6 +141,20 @@ def test_one_run_counts_what_it_made_and_several_what_they_registered(ledger, pa
     assert spent(ledger).not_covered == ""
 
 
+@pytest.mark.parametrize(
+    ("names", "labelled"),
+    [
+        (("a-x-seed:1", "b-y-seed:1"), True),
+        (("a-x-seed:1", "b-x-seed:1", "c-y-seed:2"), False),  # the same bits; another seed
+        (("a-x-north", "b-y-north", "schema-c"), False),  # a party's runs, and counts
+    ],
+)
+def test_runs_that_share_their_noise_are_labelled(ledger, names, labelled):
+    for run in names:
+        planned(ledger, run, gaussian(8.0), 1, 1)
+    assert ("one seed" in spent(ledger).not_covered) is labelled
+
+
 def test_a_sampled_run_in_sums_counts_all_that_it_registered(ledger):
     """Steps in sums have a Gaussian bound, too (R6'). It is not the better one, and must not make Gaussian runs of
     sampled ones, which may then be stopped because of what they showed."""

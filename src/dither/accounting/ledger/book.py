@@ -27,6 +27,7 @@ from dither.errors import BudgetExhausted, ConfigError, LedgerError, SpecError
 from dither.types import ExactNoise, Release, Sampling, epsilon_text
 
 _CACHED = 4096  # values of ε that are remembered
+SEED = "-seed:"  # in the name of a seeded run
 _FINE = 1e-15  # δ at which Gaussian releases are turned into one Gaussian: small, so that its ε is not 0
 
 _Number = TypeVar("_Number", int, float)
@@ -574,12 +575,12 @@ def run_name(key: str) -> str:
 
 def _share_noise(runs: Iterable[str]) -> bool:
     """Whether two runs of different bits have the seed of their noise in common. The name of a seeded run ends in
-    two digests: of all that determines its bits, and of its seed (`experiment.train.spending`)."""
+    a digest of that, after one of all that determines its bits (`experiment.train.spending`)."""
     by_seed: dict[str, set[str]] = {}
     for run in runs:
-        _, *digests = run.split("-")
-        if len(digests) == 2:
-            by_seed.setdefault(digests[1], set()).add(digests[0])
+        name, seeded, seed = run.rpartition(SEED)
+        if seeded:
+            by_seed.setdefault(seed, set()).add(name.partition("-")[2])
     return any(len(bits) > 1 for bits in by_seed.values())
 
 
