@@ -32,6 +32,15 @@ def test_epsilon_and_delta_are_inverse(mu, delta):
         assert accounting.gaussian_noise_multiplier(epsilon, delta) * mu == pytest.approx(1.0, rel=1e-9)
 
 
+@pytest.mark.parametrize("mu", [1e9, 1e10, 1e13, 1e16, 1e30])
+@pytest.mark.parametrize("delta", [1e-15, 1e-5, 0.4])
+def test_an_epsilon_without_digits_left_is_rounded_up(mu, delta):
+    """Of hardly any noise: half of μ² is exceeded with probability 1/2."""
+    epsilon = accounting.gaussian_epsilon(mu, delta)
+    assert mu**2 / 2 <= epsilon <= mu**2 / 2 * (1 + 1e-6)
+    assert accounting.mixture_epsilon([0.9, 0.1], [mu, 2 * mu], delta) >= mu**2 / 2
+
+
 @given(mu=mus, delta=deltas, factor=st.floats(1.001, 10.0))
 def test_more_noise_never_costs_more(mu, delta, factor):
     assert accounting.gaussian_epsilon(mu, delta) <= accounting.gaussian_epsilon(mu * factor, delta)

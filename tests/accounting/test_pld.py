@@ -48,6 +48,15 @@ def test_a_coarse_grid_gives_a_larger_epsilon_but_hardly(kind, rate, mu, count, 
     assert fine <= groups_epsilon(groups, delta, resolution=pld.COARSE) <= fine * 1.003
 
 
+@pytest.mark.parametrize(("kind", "distance"), [("fixed", 1.0), ("poisson", 1.0), ("poisson_replace", 2.0)])
+@pytest.mark.parametrize(("noise_multiplier", "count"), [(1e-4, 1), (1e-5, 1000), (1e-10, 7)])
+def test_batches_of_all_records_with_hardly_any_noise_are_gaussians(kind, distance, noise_multiplier, count):
+    """Seen from afar all of the loss lies at one place."""
+    exact = accounting.gaussian_epsilon(distance * math.sqrt(count) / noise_multiplier, 1e-5)
+    epsilon = groups_epsilon([Group((Item(kind, 1.0, noise_multiplier, count),))], 1e-5)
+    assert exact * (1 - 1e-12) <= epsilon <= exact * (1 + 1e-4)
+
+
 @pytest.mark.parametrize("kind", ["fixed", "removal", "addition", "replacement"])
 @pytest.mark.parametrize(("rate", "mu"), [(0.02, 1.0), (0.3, 0.05), (0.7, 2.5)])
 def test_one_release_matches_its_profile(kind, rate, mu):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from dither.accounting import gaussian_delta, gaussian_epsilon
 from dither.errors import NoProof, SpecError
 from dither.experiment.check import check
 
@@ -82,3 +83,25 @@ def test_epochs_may_begin_anew_with_every_kind_of_step():
         shown, both = check({"releases": halves}).proven(relation).value, twice.proven(relation).value
         assert shown == pytest.approx(both, rel=1e-3)
     assert check({"releases": halves[:1]}).proven("add/remove").value == math.inf
+
+
+def test_a_batch_of_two_epochs_may_hold_a_record_twice():
+    """Epochs of 5 records run into each other: the third batch of 2 has the last of one and the first of the next,
+    with probability 1/25 the same record, which then moves it twice as far."""
+    described = {"noise_multiplier": 1.0, "steps": 5, "batch_size": 2, "records": 5, "clipping": "example"}
+    described |= {"delta": 1e-7, "claimed_epsilon": 1.0, "claimed_adjacency": "zero-out"}
+    apart, joined = (check({**described, "sampling": kind}).proven().value for kind in ("shuffled", "stream"))
+    shown = 0.04 * gaussian_delta(apart, 2.0)
+    assert shown > 3e-7, "that of epochs whose batches are apart"
+    assert joined == pytest.approx(gaussian_epsilon(2.0, 1e-7))
+    with pytest.raises(SpecError, match="batch_size=6 exceeds records=5"):
+        check({**described, "sampling": "stream", "batch_size": 6})
+
+
+def test_a_proof_of_more_supports_no_claim():
+    """A thousandth more was taken for a proof of the claim."""
+    described = {"noise_multiplier": 1.0, "steps": 5, "sampling": "full", "clipping": "example"}
+    proven = check(described).proven().value
+    described |= {"claimed_adjacency": "zero-out"}
+    assert check({**described, "claimed_epsilon": proven}).supported
+    assert not check({**described, "claimed_epsilon": proven * 0.9999}).supported

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 
+import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -583,3 +584,28 @@ def test_test_arrays_of_a_folder_are_not_trained_on(place):
         with pytest.raises(SpecError, match=r"would train on x_test\.npy"):
             train(place, folder, values={"data.label": "", "data.split": split})
     assert charges(place) == 1
+
+
+def test_seeded_runs_that_share_their_noise_are_labelled(place):
+    """Whoever sees two of them need not know the seed. (The same bits again reveal nothing new.)"""
+    plain = {"batch_sampling": "full", "sampling_rate": 0.0, "num_rounds": 1, "privacy.noise": "given"}
+    plain |= {"privacy.noise_std": 1.0, "seed": 7}
+    models = []
+    for clip_norm in (1e-6, 2e-6):
+        report = train(place, place / "people.csv", values={**plain, "privacy.clip_norm": clip_norm})
+        models.append(np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(report.params)]))
+    assert np.abs(models[1] - models[0]).max() < 1e-5 < 1e-2 < np.abs(models[0]).max()
+    dataset = data_id(book(place), path=str(place / "people.csv"))
+    (spent,) = book(place).spent(dataset, EVERY_RECORD)
+    assert "one seed" in spent.not_covered
+    shown = invoke("budget", "show", place / "people.csv").stdout
+    assert "share their noise" in shown
+
+
+def test_one_seeded_run_in_two_folders_is_not_labelled(place):
+    for seed in (3, 3, 5):
+        train(place, place / "people.csv", values={"seed": seed})
+    dataset = data_id(book(place), path=str(place / "people.csv"))
+    (spent,) = book(place).spent(dataset, EVERY_RECORD)
+    assert len(spent.runs) == 4
+    assert spent.not_covered == ""

@@ -247,6 +247,8 @@ def test_every_file_is_charged_before_the_first_look(tmp_path):
     assert [part.what for part in report.split] == ["schema", "training", "everything together"]
     schema, training, together = (part.epsilon for part in report.split)
     assert max(schema, training) < together < schema + training
+    parts = account(_chosen({**spec, "privacy.adjacency": "replace-one"})).split
+    assert parts[0].epsilon > 2 * schema, "for the neighbours of the row beside it"
     assert not any("split" in text for row in report.epsilon.table for text in row.not_covered)
 
 

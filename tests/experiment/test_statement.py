@@ -92,9 +92,9 @@ def test_what_was_spent_in_all_is_at_the_terms_of_the_run(report, tmp_path):  # 
     epsilon = replace(report.epsilon, adjacency="replace-one", table=(row,))
     charged = replace(report, epsilon=epsilon, ledger=LedgerCharge(str(ledger.path), "table"))
     text = statement(charged).to_markdown()
-    total = ledger.total("table", EVERY_RECORD, Budget(0.0, 1e-5, row.view, "replace-one"))
+    total, delta = ledger.total("table", EVERY_RECORD, Budget(0.0, 1e-5, row.view, "replace-one"))
     assert total > 2.6 > 1.7 > ledger.spent("table")[0].epsilon
-    assert f"comes to ε = {epsilon_text(total)} for the same guess" in text
+    assert f"comes to ε = {epsilon_text(total)} at δ = {delta:.4g} for the same guess" in text
     (line,) = [line for line in text.splitlines() if line.startswith("| table")]
     assert line.endswith("| server sees uploads | zero-out |")
     assert "Not covered by the spent ε: a budget that was set or raised" in text

@@ -1,6 +1,7 @@
 """Rows from files: states, changes, and files that anybody may have broken."""
 
 import json
+import math
 import tomllib
 
 import pytest
@@ -53,6 +54,11 @@ def test_what_a_private_schema_spent_is_in_the_proven_epsilon(tmp_path, index):
     proven = rows(index)["run"]["proven"]
     assert (proven["value"], proven["delta"]) == pytest.approx((1.4995, 1.1e-5))
     assert [(part["what"], part["epsilon"]) for part in proven["parts"]] == [("schema", 0.5), ("training", 0.9995)]
+    text = (tmp_path / "run" / "schema.toml").read_text()
+    replaced = {"privacy.adjacency": "replace-one"}
+    (make_run(tmp_path, name="replaced", values=replaced) / "schema.toml").write_text(text)
+    proven = rows(index)["replaced"]["proven"]  # as a blank that is filled again
+    assert (proven["value"], proven["delta"]) == pytest.approx((1.0 + 2.09, 1e-5 + 1e-6 * (1 + math.exp(0.5))))
     for number, text in enumerate(("[privacy]\nepsilon = 'x'\ndelta = 1", "privacy = 3", "[", "")):
         (make_run(tmp_path, name=f"odd-{number}") / "schema.toml").write_text(text)
         assert rows(index)[f"odd-{number}"]["proven"]["value"] == 0.9995

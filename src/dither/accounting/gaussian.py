@@ -34,6 +34,7 @@ from dither.errors import NoProof
 
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 _SQRT_HALF_PI = math.sqrt(math.pi / 2.0)
+_LARGE_MU = 1e8  # beyond, ε/μ and μ/2 agree in too many of their digits
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
 
 
@@ -107,6 +108,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return 0.0
     # δ(ε) <= Φ(μ/2 - ε/μ) <= exp(-(ε/μ - μ/2)²/2) bounds ε from above
     high = mu * (mu / 2.0 + math.sqrt(-2.0 * log_delta))
+    if mu > _LARGE_MU:
+        return high * (1.0 + 1e-15)
     return float(
         brentq(lambda e: float(log_gaussian_delta(e, mu)) - log_delta, 0.0, high, xtol=1e-14 * high, rtol=1e-14)
     )
@@ -346,7 +349,7 @@ def mixture_epsilon(
     if excess(0.0) <= 0:
         return 0.0
     high = gaussian_epsilon(float(mus.max()), delta)
-    if excess(high) >= 0:  # one component: the mixture is the Gaussian, up to rounding
+    if excess(high) >= 0 or mus.max() > _LARGE_MU:  # one component: the mixture is the Gaussian, up to rounding
         return high
     return float(brentq(excess, 0.0, high, xtol=1e-14 * high, rtol=1e-13))
 

@@ -372,6 +372,8 @@ def _step_size(
         inner = event.repeats * event.probability * sum(n * v for n, (_, v) in zip(counts, moments, strict=True))
         pure += inner
         variance += inner + event.repeats * event.probability * (1.0 - event.probability) * mean**2
+    least = (max(spans) / resolution.step_cells) ** 2  # no grid shows less: losses that lie at one place have none
+    pure, variance = max(pure, least), max(variance, least)
     expected_steps = sum(e.repeats * e.probability * sum(n for _, n in e.curves) for e in events)
     deviation = math.sqrt(pure / expected_steps)  # of one step, root mean square
     reach = 2.0 * math.sqrt(variance) * math.sqrt(-2.0 * math.log(tail))

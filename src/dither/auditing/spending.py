@@ -206,8 +206,9 @@ class _History:
                 for run in runs:
                     named = account == _SITE and run.named
                     shown += run.shown(0, self.view) if named else run.most(self.view)
-                # A budget refuses before it is passed.
-                proven = min(told.epsilon, budget.epsilon if budget else math.inf)
+                # A budget refuses before it is passed, but two accounts that kept it may be joined.
+                limit = budget.epsilon if budget and not self.joined else math.inf
+                proven = min(told.epsilon, limit)
                 self.found.append((proven, _composed(shown, told.delta)))
 
 

@@ -31,6 +31,7 @@ from dither.types import epsilon_text
 
 if TYPE_CHECKING:
     from dither.accounting.accountant import Accountant
+    from dither.data.schema import SchemaPrivacy
     from dither.experiment.build import Experiment
     from dither.types import Release
 
@@ -104,14 +105,20 @@ def _schema_and_run(report: Report) -> tuple[SpentPart, ...]:
     not say what the run released."""
     if report.schema is None or report.schema.privacy is None:
         return ()
-    from dither.experiment.counting import release  # imports JAX, which a cached answer does not need
-
-    row, (epsilon, delta, _) = report.epsilon.proven(), report.schema.privacy
-    look = [Charge(EVERY_RECORD, [((release(epsilon, delta),), 1)])], Conditions()
-    schema = SpentPart("schema", composed([look], Budget(0.0, delta, row.view, row.adjacency))[0], delta)
+    row = report.epsilon.proven()
+    schema = _schema_part(report.schema.privacy, row.view, row.adjacency)
     words = f"{SHORT_VIEWS[row.view]}, {row.adjacency}"
     both = SpentPart(TOGETHER, schema.epsilon + row.value, schema.delta + row.delta, words)
     return schema, SpentPart("training", row.value, row.delta), both
+
+
+def _schema_part(privacy: SchemaPrivacy, view: str, adjacency: str) -> SpentPart:
+    """What a private schema costs for these neighbours: its own ε is for a blanked record."""
+    from dither.experiment.counting import release  # imports JAX, which a cached answer does not need
+
+    look = [Charge(EVERY_RECORD, [((release(privacy.epsilon, privacy.delta),), 1)])], Conditions()
+    terms = Budget(0.0, privacy.delta, view, adjacency)
+    return SpentPart("schema", composed([look], terms)[0], privacy.delta)
 
 
 def charged_accounts(report: Report, book: Ledger) -> list[tuple[str, Spent]]:
@@ -150,7 +157,7 @@ def _with_schema(experiment: Experiment) -> tuple[SpentPart, ...]:
     terms = Budget(0.0, spec.privacy.delta, accountant.plan.view, accountant.plan.adjacency)
     together = with_counts(accountant, terms, before=[release(privacy.epsilon, privacy.delta)])
     return (
-        SpentPart("schema", privacy.epsilon, privacy.delta),
+        _schema_part(privacy, terms.view, terms.adjacency),
         SpentPart("training", accountant.epsilon(), terms.delta),
         SpentPart(TOGETHER, *together),
     )

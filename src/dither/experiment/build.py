@@ -305,7 +305,9 @@ def _completion(experiment: Experiment, federated: bool) -> dict[str, Any]:
     if spec.data.path and spec.data.split != "rows":
         not_covered.append("neighbours differ within one client's training records: the split counts as public")
     if spec.data.path and spec.source_of_randomness == "seeded":
-        not_covered.append("the noise comes from a seed: anyone who knows the seed can subtract the noise")
+        not_covered.append(
+            "the noise comes from a seed: anyone who knows the seed, or sees another run with it, can subtract it"
+        )
     if spec.privacy.view == "sum" and spec.aggregation == "off":
         not_covered.append("a server that sees single uploads: secagg.mode is 'off', and privacy.view is 'sum'")
     if spec.model.weights:

@@ -351,8 +351,8 @@ def _composition(report: Report, row: ProvenRow, ledger: str | Path | None) -> t
     answer += [f"- Not covered by the spent ε: {gap}." for gap in gaps]
     head = ("records", "runs", "spent ε", "budget", "left", "δ", "adversary", "neighbouring data")
     terms = Budget(0.0, row.delta, row.view, row.adjacency)
-    total = max((book.total(dataset, EVERY_RECORD, terms) for dataset, _ in accounts), default=0.0)
-    return Section(question, tuple(answer), (head, *table)), _in_all("the ledger", total, row)
+    total = max((book.total(dataset, EVERY_RECORD, terms) for dataset, _ in accounts), default=(0.0, 0.0))
+    return Section(question, tuple(answer), (head, *table)), _in_all("the ledger", *total, row)
 
 
 def _known_parts(report: Report, row: ProvenRow, question: str, ledger: Path | None) -> tuple[Section, str]:
@@ -364,7 +364,7 @@ def _known_parts(report: Report, row: ProvenRow, question: str, ledger: Path | N
     table = (("what", "ε", "δ"), *listed) if parts else ()
     if report.federation is not None and parts:
         rest = "The server also had these records counted. An institution's own ledger may know of more."
-        return Section(question, (rest,), table), _in_all("the server", parts[-1].epsilon, row)
+        return Section(question, (rest,), table), _in_all("the server", parts[-1].epsilon, parts[-1].delta, row)
     rest = (
         "This run was not charged to a ledger. Any other release about the same records, by Dither or otherwise, "
         "adds to its ε."
@@ -376,12 +376,12 @@ def _known_parts(report: Report, row: ProvenRow, question: str, ledger: Path | N
     return Section(question, (rest,), table), said or ""
 
 
-def _in_all(who: str, total: float, row: ProvenRow) -> str:
+def _in_all(who: str, total: float, delta: float, row: ProvenRow) -> str:
     if not total > row.value:
         return ""
     return (
-        f"Everything that {who} knows about these records comes to ε = {epsilon_text(total)} for the same guess, "
-        "adversary and δ."
+        f"Everything that {who} knows about these records comes to ε = {epsilon_text(total)} at δ = {delta:.4g} "
+        "for the same guess and adversary."
     )
 
 

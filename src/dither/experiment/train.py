@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from dither.accounting import ClientRange, ProvenRow
+from dither.accounting.ledger.book import SEED
 from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, client_name, data_id, rounds_in
 from dither.data import RecordHashes, check_unchanged, hash_records
 from dither.data.hashing import hash_arrays
@@ -205,9 +206,16 @@ def spending(
     for dataset, rows in zip(datasets, held_out, strict=True):
         if spec.scored and rows:
             book.check_public(dataset, rows)
+
+    def digest(text: str) -> str:
+        return book.fingerprint(np.frombuffer(text.encode(), np.uint8))
+
     # The run's name in the ledger holds all that determines what it releases: a folder whose spec, seed, records
-    # or surroundings were changed is another run, which pays for itself.
-    made_of = np.frombuffer(build.origin(experiment, folder.provenance()).encode(), np.uint8)
+    # or surroundings were changed is another run, which pays for itself. Of seeded runs it also says which share
+    # their noise.
+    seeded = spec.source_of_randomness == "seeded"
+    name = f"{folder.run_id()}-{digest(build.origin(experiment, folder.provenance()))}"
+    name += f"{SEED}{digest(str(spec.seed))}" * seeded
     # If a run may continue without some clients, no client's noise is relied on in a sum.
     missing = experiment.plan.cohort_size - 1 if spec.federation.refused == "continue" else None
     accountant = experiment.accountant(missing)
@@ -217,11 +225,11 @@ def spending(
         Spending(
             book,
             accountant,
-            run=f"{folder.run_id()}-{book.fingerprint(made_of)}",
+            run=name,
             dataset=dataset,
             clients=names if spec.data.partition == "column" else None,
             client=number if one_client_each else None,
-            replay=spec.source_of_randomness == "seeded",
+            replay=seeded,
             held_out=held_out[number],
             public=spec.scored and bool(held_out[number]),
         )
@@ -712,7 +720,10 @@ def _caveats(spec: Spec) -> list[str]:
     if spec.data.public:
         caveats.append("data.public: you declared these records public, so nothing was charged to a ledger")
     if spec.private and spec.source_of_randomness == "seeded":
-        caveats.append("seeded noise: a simulation, not a protection; anyone who knows the seed can subtract it")
+        caveats.append(
+            "seeded noise: a simulation, not a protection; anyone who knows the seed, or sees another run with "
+            "it, can subtract the noise"
+        )
     if spec.data.path and spec.compare:
         caveats.append("compare is for public data: nothing was trained without noise on your records")
     return caveats

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import os
 import secrets
 import threading
@@ -341,8 +342,11 @@ def _proven(report: Report, schema: Mapping[str, Any]) -> Row | None:
 def _with_schema(row: ProvenRow, schema: Mapping[str, Any]) -> tuple[SpentPart, ...]:
     """A private schema, the training, and both: their sum, as a folder does not say what was released."""
     epsilon, delta = number(schema.get("epsilon")), number(schema.get("delta"))
-    if epsilon is None or delta is None or row.adjacency != "zero-out":  # which its ε is for
+    if epsilon is None or delta is None:
         return ()
+    if row.adjacency != "zero-out":  # which its ε is for; a record is replaced by way of a blank
+        delta *= 1 + math.exp(min(epsilon, 700.0))
+        epsilon *= 2 if row.adjacency == "replace-one" else math.inf
     both = SpentPart(TOGETHER, epsilon + row.value, delta + row.delta)
     return SpentPart("schema", epsilon, delta), SpentPart("training", row.value, row.delta), both
 

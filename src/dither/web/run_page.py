@@ -229,7 +229,7 @@ def odds(epsilon: float | None) -> str:
     factor = math.exp(min(epsilon, 700.0))
     if factor < 1000:
         return f"changes an adversary's odds by a factor of at most {epsilon_text(factor)}"
-    power = f"{epsilon / math.log(10):.0f}".translate(_SUPERSCRIPTS)
+    power = str(math.ceil(epsilon / math.log(10))).translate(_SUPERSCRIPTS)
     return f"changes an adversary's odds by a factor of up to 10{power}: little protection by itself"
 
 

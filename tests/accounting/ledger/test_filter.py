@@ -141,6 +141,44 @@ def test_one_run_counts_what_it_made_and_several_what_they_registered(ledger, pa
     assert spent(ledger).not_covered == ""
 
 
+@pytest.mark.parametrize(
+    ("names", "labelled"),
+    [
+        (("a-x-seed:1", "b-y-seed:1"), True),
+        (("a-x-seed:1", "b-x-seed:1", "c-y-seed:2"), False),  # the same bits; another seed
+        (("a-x-north", "b-y-north", "schema-c"), False),  # a party's runs, and counts
+    ],
+)
+def test_runs_that_share_their_noise_are_labelled(ledger, names, labelled):
+    for run in names:
+        planned(ledger, run, gaussian(8.0), 1, 1)
+    assert ("one seed" in spent(ledger).not_covered) is labelled
+
+
+def test_a_sampled_run_in_sums_counts_all_that_it_registered(ledger):
+    """Steps in sums have a Gaussian bound, too (R6'). It is not the better one, and must not make Gaussian runs of
+    sampled ones, which may then be stopped because of what they showed."""
+    sums = Conditions(cohort_size=9, others_noise=8.0, convex=True, smoothness=0.1, encoded=True)
+    (release,) = poisson(4.0, rate=0.05, uses=4)
+    steps, rounds = (release._replace(rates=(1.0,)),), 50
+    plan = all_of(["ann"], steps, rounds)
+    seen = []
+    for start, stop in ((0, 1), (1, rounds)):
+        for run in ("one", "two"):
+            made = all_of(["ann"], steps, stop - start)
+            ledger.charge(run, "data", made, rounds=(start, stop), conditions=sums, plan=lambda: plan)
+        seen.append(spent(ledger, view="sum").epsilon)
+    assert seen[0] == seen[1]
+    assert seen[1] < 1.25 * proven([(steps, 2 * rounds)], DELTA, sums, view="sum").value
+
+
+def test_runs_that_nothing_bounds_cost_infinity_among_others(ledger):
+    open_uploads = (gaussian(0.0)[0]._replace(sensitivity=math.inf),)
+    for run, releases in (("one", open_uploads), ("two", poisson(2.0)), ("three", open_uploads)):
+        planned(ledger, run, releases, 2, 2)
+        assert spent(ledger).epsilon == spent(ledger, view="sum").epsilon == math.inf
+
+
 def test_each_sampled_run_has_a_tail_of_its_own(ledger):
     for run in ("one", "two"):
         planned(ledger, run, poisson(2.0), 5, 5)

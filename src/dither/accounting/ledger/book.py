@@ -17,6 +17,7 @@ from dither.accounting import (
     gaussian_mu,
     honest_others,
     proven,
+    views,
 )
 from dither.accounting.ledger import entries, filter
 from dither.accounting.ledger.entries import EVERY_RECORD, About, Budget, Charge, Charged, Row
@@ -26,7 +27,8 @@ from dither.errors import BudgetExhausted, ConfigError, LedgerError, SpecError
 from dither.types import ExactNoise, Release, Sampling, epsilon_text
 
 _CACHED = 4096  # values of ε that are remembered
-_FINE = 1e-15  # δ at which Gaussian releases are turned into one Gaussian
+SEED = "-seed:"  # in the name of a seeded run
+_FINE = 1e-15  # δ at which Gaussian releases are turned into one Gaussian: small, so that its ε is not 0
 
 _Number = TypeVar("_Number", int, float)
 Counts = dict[int, int]  # participation -> how often
@@ -413,6 +415,8 @@ class Book:
             return "rounds that were repeated with fresh noise because of an earlier result, not a kill (R10)"
         if len(blocks) < 2:
             return ""
+        if _share_noise(map(run_name, account.order)):
+            return "runs with one seed: they share their noise, and their difference has none"
         if self.root(dataset) in self._late:
             return "a budget that was set or raised, or data sets that were joined, after the first run (R10)"
         unregistered = set(account.owners) - account.plans.keys()
@@ -444,7 +448,7 @@ class Book:
             return False
         if terms.view == "upload" and block.conditions.lattice is None:  # then no other recipe is tried
             return all(s.kind in ("full", "full-round", "shuffled", "shuffled-round") for s in samplings)
-        return filter.is_gaussian(self._row(block, terms._replace(delta=_FINE)).recipe)
+        return filter.is_gaussian(self._row(block, terms).recipe)
 
     def _row(self, together: _Together, terms: Budget, *, ideal: bool = True) -> ProvenRow:
         """The bound of these participations; `ideal` leaves the errors of samplers to `delta`."""
@@ -466,10 +470,13 @@ class Book:
         view = _view(block.conditions, terms)
         key = (block.conditions, tuple(sorted(block.counts.items())), tail, view, terms.adjacency)
         if key not in self._values:
-            if len(self._values) >= _CACHED:
-                self._values.clear()
-            self._values[key] = filter.cover(self._items(block), block.conditions, tail, view, terms.adjacency)
+            self._remember(key, filter.cover(self._items(block), block.conditions, tail, view, terms.adjacency))
         return self._values[key]
+
+    def _remember(self, key: object, value: float) -> None:
+        if len(self._values) >= _CACHED:
+            self._values.clear()
+        self._values[key] = value
 
     def _items(self, together: _Together, *, ideal: bool = True) -> list[tuple[tuple[Release, ...], int]]:
         items = [(self._participations[i], count) for i, count in together.counts.items()]
@@ -489,7 +496,9 @@ class Book:
             whole = _Together(made.conditions, counts)
             if not counts:
                 continue
-            if len(account.order) == 1 or not planned or self._is_gaussian(whole, terms):
+            # Another bound may be better for the first rounds alone: these would be a sampled run that stops.
+            gaussian = self._is_gaussian(whole, terms) and self._is_gaussian(made, terms)
+            if len(account.order) == 1 or not planned or gaussian:
                 result.append(made)
             elif account.owners.count(run) > 1 and any(self._shuffled[i] for i in planned):
                 result.append(made)  # shuffled again: each stretch is a Gaussian by now
@@ -530,8 +539,21 @@ class Book:
         return _Together(weakest(all_conditions, one_run=False), merged)
 
     def _mu(self, block: _Together, terms: Budget) -> float:
-        """μ of Gaussian releases, rounded up."""
-        return gaussian_mu(self._row(block, terms._replace(delta=_FINE)).value, _FINE) * (1.0 + 1e-9)
+        """μ of Gaussian releases, rounded up: by the best bound for those."""
+        key = (block.conditions, tuple(sorted(block.counts.items())), _FINE, *terms[2:])
+        if key not in self._values:
+            view = _view(block.conditions, terms)
+            tried = views.account(
+                self._items(block),
+                _FINE,
+                block.conditions,
+                adjacency=terms.adjacency,
+                views=(view,),
+                every_recipe=True,
+            )
+            epsilon = min((row.value for row in tried if filter.is_gaussian(row.recipe)), default=math.inf)
+            self._remember(key, gaussian_mu(epsilon, _FINE) * (1.0 + 1e-9))
+        return self._values[key]
 
     def _one_gaussian(self, counts: Counts, conditions: Conditions, terms: Budget) -> int:
         """A participation that reveals what a segment of shuffled epochs does (D2: R1 over its uses)."""
@@ -549,6 +571,17 @@ def run_key(dataset: str, run: str) -> str:
 def run_name(key: str) -> str:
     """The run of a key."""
     return key.partition("\0")[0]
+
+
+def _share_noise(runs: Iterable[str]) -> bool:
+    """Whether two runs of different bits have the seed of their noise in common. The name of a seeded run ends in
+    a digest of that, after one of all that determines its bits (`experiment.train.spending`)."""
+    by_seed: dict[str, set[str]] = {}
+    for run in runs:
+        name, seeded, seed = run.rpartition(SEED)
+        if seeded:
+            by_seed.setdefault(seed, set()).add(name.partition("-")[2])
+    return any(len(bits) > 1 for bits in by_seed.values())
 
 
 def composed(runs: Sequence[tuple[Sequence[Charge], Conditions]], terms: Budget) -> tuple[float, float]:

@@ -368,10 +368,12 @@ class Ledger:
                 )
             return result
 
-    def total(self, dataset: str, client: str, terms: Budget) -> float:
-        """Proven ε of everything that was charged to a client, at these terms, whatever its budget is for."""
+    def total(self, dataset: str, client: str, terms: Budget) -> tuple[float, float]:
+        """Proven ε of everything that was charged to a client, at these terms, whatever its budget is for; and the
+        δ at which it holds."""
         with self._reading() as book:
-            return book.epsilon(book.account(dataset, client), terms.check())
+            account = book.account(dataset, client)
+            return book.epsilon(account, terms.check()), book.delta(account, terms)
 
     def spent_by_run(self, dataset: str, client: str, terms: Budget) -> dict[str, float]:
         """Proven ε of each run of a client by itself, oldest first, at the terms of a budget."""

@@ -403,7 +403,8 @@ def _spent_note(specs: Sequence[Spec], folder: SweepFolder, ledger: str | Path |
     everything = parts[-1]
     return [
         f"the {len(specs)} runs are about the same records: all that was charged for these comes to ε = "
-        f"{epsilon_text(everything.epsilon, digits=4)} at δ = {everything.delta:.4g} ({everything.terms})"
+        f"{epsilon_text(everything.epsilon, digits=4)} at δ = {everything.delta:.4g} ({everything.terms})",
+        *(f"of that ε not covered: {gap}" for gap in everything.not_covered),
     ]
 
 
