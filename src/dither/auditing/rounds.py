@@ -259,7 +259,7 @@ class Rounds:
 
 
 def _spread(experiment: Experiment) -> dict[str, Any]:
-    """Clients side by side, one after the other, or on two devices: as the engine chooses by size, here by turns."""
+    """Clients side by side, one after the other, or on two devices: as the engine does by size, here by turns."""
     turn, secure_sum = round(1000 * experiment.plan.client_lr) % 4, aggregation(experiment)
     even = all(len(cohort) % 2 == 0 for cohort in experiment.plan.cohorts)
     compiled = secure_sum is None or secure_sum.compiled
