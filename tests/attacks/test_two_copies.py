@@ -1,11 +1,12 @@
 """Two copies of one party's folder on its machine: a backup that was put beside the original, or one that is put
 in its place while the party runs. Both have the party's keys and its ledger, and the server asks each of them."""
 
+import json
 import shutil
 
 import pytest
 
-from dither.accounting.ledger import Ledger
+from dither.accounting.ledger import Ledger, store
 from dither.experiment.counting import Institution, Question
 from dither.federation import messages, state
 from dither.federation import party as party_module
@@ -198,5 +199,7 @@ def test_a_party_killed_at_any_write_answers_once_and_is_charged_before(server, 
         charged = party.ledger.charged(party._runs[StatisticsTerms]._account, party.dataset)
         assert [start for start, _ in charged] == list(range(index + 1))
         assert asked(server, server.clinics.node("ann"), index, question) == answer
+        (note,) = store.state_folder("releases").glob("ann-*.json")
+        assert json.loads(note.read_text())["releases"] == index + 1
     (spent,) = server.clinics.spent("ann")
     assert 0.99 < spent.epsilon <= 1.0

@@ -293,14 +293,13 @@ class ReleaseRecord:
     def append(self, round_index: int, content: bytes) -> None:
         """Record an upload that is about to leave."""
         sent = {"round": round_index, "bytes": len(content), "sha256": digest(content)}
-        if sent == {name: self._newest.get(name) for name in sent}:
-            return
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        line = {"party": self._party, "terms": self._terms, "time": now, **sent, "previous": self._head}
         with self._alone():
-            text = _append(self._path, self._identity.signed(line))
-            self._count, self._newest, self._head = self._count + 1, line, digest(text.encode())
-            self._size = self._path.stat().st_size
+            if sent != {name: self._newest.get(name) for name in sent}:
+                now = datetime.now(UTC).isoformat(timespec="seconds")
+                line = {"party": self._party, "terms": self._terms, "time": now, **sent, "previous": self._head}
+                text = _append(self._path, self._identity.signed(line))
+                self._count, self._newest, self._head = self._count + 1, line, digest(text.encode())
+                self._size = self._path.stat().st_size
             write_checked(self._outside, {"releases": self._count, "head": self._head})
 
     @contextmanager
