@@ -573,7 +573,7 @@ class _Training(_PartyRun):
         self._conditions, self._releases = accountant.conditions, accountant.ledger_releases
         secret = None
         if agreement.spec.randomness == "os":
-            secret = noise.wrap(np.frombuffer(self.store.secret()[:8], np.uint32)[None])
+            secret = noise.wrap(np.frombuffer(self.store.secret(), np.uint32)[None])
         settings = engines.RunSettings.of(experiment)
         self._engine = engines.ClientEngine(settings, x, y, client=self.client, secret=secret)
         self._engine.warm()
