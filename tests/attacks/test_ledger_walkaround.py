@@ -555,6 +555,18 @@ def test_test_arrays_beside_the_others_are_not_charged_ones(place):
     assert charges(place) == 3
 
 
+def test_test_arrays_are_not_the_training_arrays_of_the_same_file(place):
+    """Declared public in the first run, they were scored exactly, and nothing was charged for it."""
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(0, 1, (300, 3)), rng.integers(0, 2, 300)
+    values = {"data.label": "", "data.test_public": True}
+    np.savez(place / "one.npz", x_train=x, y_train=y, x_test=x[50:150], y_test=y[50:150])
+    with pytest.raises(SpecError, match=r"x_test of '.*one\.npz' public, but 100% of it is among its training"):
+        train(place, place / "one.npz", values=values)
+    np.savez(place / "one.npz", x_train=x[:200], y_train=y[:200], x_test=x[190:], y_test=y[190:])
+    assert train(place, place / "one.npz", values=values).test_accuracy is not None
+
+
 def test_test_records_beside_a_folders_arrays_are_not_charged_ones(place):
     frame, folder = people(), place / "arrays"
     folder.mkdir()

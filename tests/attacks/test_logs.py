@@ -1,11 +1,15 @@
 """Logs of a party that are collected elsewhere (`dither join --json`) hold nothing of a record."""
 
+import warnings
+
+import pandas as pd
 import pytest
 
 from dither.accounting.ledger.runs import Ledger
 from dither.errors import DataError, FederationError
-from dither.federation import joining
+from dither.federation import joining, keys, messages
 from dither.federation.party import LOCAL, REFUSALS
+from tests.attacks.test_party_target import agreement_of
 from tests.federation.parties import Parties, small_spec
 
 
@@ -42,3 +46,29 @@ def test_an_error_that_nobody_foresaw_is_for_the_owner_alone(tmp_path, monkeypat
     (said,) = [line for line in parties.said if "told in confidence" in line]
     assert said.startswith(LOCAL)
     assert isinstance(parties.nodes["ann"].refusal, DataError)  # of which `join --json` says nothing more
+
+
+def test_no_warning_tells_of_a_record(tmp_path):
+    """Only for a table with so large a number NumPy warned of an overflow, on a stream that may be collected; and
+    the party refused if its warnings were errors."""
+    parties = Parties(tmp_path, small_spec())
+    table = pd.read_csv(parties.file("ann"))
+    table.iloc[0, 0] = 1e99
+    table.to_csv(parties.file("ann"), index=False)
+    party = parties.node("ann", ledger=Ledger(tmp_path / "new.sqlite"), new_ledger=True)
+    agreement = agreement_of(parties, parties.spec.with_values({"data.encoding": "standard"}))
+    column = agreement.schema["columns"][0] | {"bounds": [-1e100, 1e100], "standard": [0.0, 1.0]}
+    agreement.schema["columns"][0] = column
+    identity = keys.Identity.load(tmp_path / "keys" / "server")
+    body = messages.pack(
+        identity,
+        federation=agreement.federation,
+        kind="terms",
+        sender=messages.SERVER,
+        to="ann",
+        fields={"terms": agreement.to_dict()},
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        party.answer(body)
+    assert party.refusal is None

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from dither.errors import FederationError
 from dither.federation import messages
 from dither.secagg import primitives
 from dither.secagg.roster import AnnouncedCohort
@@ -217,3 +218,12 @@ def test_a_hello_that_says_too_much(tmp_path):
     joined = [facts["party"] for event, facts in journal_events if event == "joined"]
     assert sorted(joined) == sorted(NAMES)
     assert max(len(json.dumps(facts)) for _, facts in journal_events) < 10**5
+
+
+def test_keys_that_cannot_be_read_are_somebodys(tmp_path):
+    """The run cannot begin, and its server must know without whom it could."""
+    parties = Parties(tmp_path, small_spec(**MASKED))
+    agree = parties.nodes[LIAR]._agree_to
+    parties.nodes[LIAR]._agree_to = lambda message: (agree(message)[0], {"hello": b"\xff" * 200})
+    with pytest.raises(FederationError, match=f"{LIAR} does not take part: .*--without {LIAR}"):
+        parties.coordinator().run()

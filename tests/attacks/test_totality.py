@@ -12,6 +12,7 @@ import dither
 from dither import models
 from dither.errors import SpecError
 from dither.federation import engines
+from dither.federation.party import Party
 from dither.methods import prepare
 from dither.privacy import clipping
 from dither.simulation import devices, engine
@@ -138,3 +139,20 @@ def test_a_file_of_compiler_flags_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", f" {tmp_path}/flags")
     with pytest.raises(SpecError, match="a file of flags"):
         devices.set_up()
+
+
+@pytest.mark.parametrize("name", ["jax_debug_nans", "jax_debug_infs"])
+def test_no_computation_stops_at_a_record(name, tmp_path):
+    """JAX's debugging modes stop where a compiled function returns what is not finite, such as a norm that NbAFL
+    reports for its owner: a party refused a round because of one finite record."""
+    before = getattr(jax.config, name)
+    jax.config.update(name, True)
+    try:
+        with pytest.raises(SpecError, match=f"{name.upper()} is set"):
+            engine.Simulation(
+                models.logistic(6), lambda hyper: None, num_clients=1, cohort_size_at=lambda index: 1
+            )
+        with pytest.raises(SpecError, match=f"{name.upper()} is set"):  # before it reads a record
+            Party(tmp_path, None, ledger=None, approve=lambda terms, experiment: "test")
+    finally:
+        jax.config.update(name, before)

@@ -1,15 +1,17 @@
 """Two copies of one party's folder on its machine: a backup that was put beside the original, or one that is put
 in its place while the party runs. Both have the party's keys and its ledger, and the server asks each of them."""
 
+import json
 import shutil
 
 import pytest
 
-from dither.accounting.ledger import Ledger
-from dither.experiment.counting import Question
+from dither.accounting.ledger import Ledger, store
+from dither.experiment.counting import Institution, Question
 from dither.federation import messages, state
 from dither.federation import party as party_module
 from dither.federation.agreement import PartyData, StatisticsTerms
+from dither.federation.engines import ClientEngine
 from dither.federation.party import REFUSALS, Party
 from tests.federation.parties import Parties, small_spec
 from tests.federation.test_hostile import Enrolled, Hostile, stop
@@ -113,13 +115,61 @@ def test_a_round_that_the_ledger_holds_is_not_computed_by_a_copy(tmp_path):
     assert hostile.charged("ann") == [0]
 
 
+def backed_up(run, compute):
+    """The computation, in the middle of which a backup is made of the run's folder."""
+
+    def computed(*given, **more):
+        answer = compute(*given, **more)
+        shutil.copytree(run, run.with_name("before"))
+        return answer
+
+    return computed
+
+
+def put_back(run):
+    shutil.rmtree(run)
+    run.with_name("before").rename(run)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_folder_that_was_backed_up_during_a_question_gives_no_second_answer(server, monkeypatch, restarted):
+    """Folder and ledger knew the question alike: it was answered again with fresh noise, and without a charge."""
+    party = server.clinics.nodes["ann"]
+    run = party.folder / "runs" / server.agreement.run
+    with monkeypatch.context() as patch:
+        patch.setattr(Institution, "answer", backed_up(run, Institution.answer))
+        first = asked(server, party)
+    put_back(run)
+    party = server.clinics.node("ann") if restarted else party
+    assert asked(server, party) == REFUSALS["other"]
+    assert len(first) == 4
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_folder_that_was_backed_up_during_a_round_gives_no_second_upload(tmp_path, monkeypatch, restarted):
+    parties = Parties(tmp_path / "federation", small_spec(**{"randomness": "os", "privacy.delta": 1e-5}))
+    with pytest.raises(Enrolled):
+        parties.coordinator(on_event=stop).run()
+    hostile = Hostile(tmp_path / "copy", parties)
+    run = hostile.store("ann")
+    hostile.broadcast("ann", 0.0)  # now its engine is made, which computes a round on trial
+    with monkeypatch.context() as patch:
+        patch.setattr(ClientEngine, "answer", backed_up(run, ClientEngine.answer))
+        assert hostile.round("ann").kind == "upload"
+    put_back(run)
+    if restarted:
+        hostile.restart("ann")
+    assert "its folder does not remember" in hostile.round("ann").fields.get("why", "")
+    assert hostile.charged("ann") == [0]
+
+
 class Killed(BaseException):
     """The process ends here."""
 
 
 @pytest.mark.parametrize("after", [False, True])
 def test_a_party_killed_at_any_write_answers_once_and_is_charged_before(server, monkeypatch, after):
-    """Before or after each of the four: its intent, the charge, the answer, the record of what it released."""
+    """Before or after each of the five: intent, charge, answer, what it released, how much that was."""
     left = [0]
 
     def dying(write):
@@ -136,9 +186,10 @@ def test_a_party_killed_at_any_write_answers_once_and_is_charged_before(server, 
 
     monkeypatch.setattr(party_module, "write_checked", dying(party_module.write_checked))
     monkeypatch.setattr(state, "_append", dying(state._append))
+    monkeypatch.setattr(state, "write_checked", dying(state.write_checked))
     monkeypatch.setattr(Ledger, "charge", dying(Ledger.charge))
     question = AGE._replace(share=0.2)
-    for index in range(4):
+    for index in range(5):
         left[0] = index + 1
         with pytest.raises(Killed):
             asked(server, server.clinics.node("ann"), index, question)
@@ -148,5 +199,7 @@ def test_a_party_killed_at_any_write_answers_once_and_is_charged_before(server, 
         charged = party.ledger.charged(party._runs[StatisticsTerms]._account, party.dataset)
         assert [start for start, _ in charged] == list(range(index + 1))
         assert asked(server, server.clinics.node("ann"), index, question) == answer
+        (note,) = store.state_folder("releases").glob("ann-*.json")
+        assert json.loads(note.read_text())["releases"] == index + 1
     (spent,) = server.clinics.spent("ann")
     assert 0.99 < spent.epsilon <= 1.0

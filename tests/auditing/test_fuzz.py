@@ -19,11 +19,12 @@ from dither.errors import SpecError
 from dither.experiment import build
 from dither.methods import local
 from dither.privacy import clipping, discrete, sampling
+from dither.simulation.arrays import Shards
 from dither.types import PrivacyPlan
 
 FALLING_RATES, OVERFLOW, EVERYONE_FIRST = 78, 1, 147  # seeds of specs that show a hole best
 CLAMPED, SIGNS, FEWER_LATER, NO_NOISE_LEFT, LARGE_CLIENT = 7, 19, 14, 34, 20
-WHOLE_CLIENT, HIDDEN_COHORT, INTEGERS, COARSE_STEPS = 72, 43, 58, 0
+WHOLE_CLIENT, HIDDEN_COHORT, INTEGERS, COARSE_STEPS, TWO_DEVICES = 72, 43, 58, 0, 90007
 
 
 @pytest.fixture(autouse=True)
@@ -143,6 +144,11 @@ def half_the_noise_on_integers(monkeypatch):
     )
 
 
+def half_of_the_clients_twice(monkeypatch):
+    """Two devices that both train the first half of a cohort: the others' noise is missing from the sum."""
+    monkeypatch.setattr(Shards, "part", lambda shards, array: array[: len(array) // shards.clients])
+
+
 HOLES = {
     constant_rates: (FALLING_RATES, "linear sum"),
     unguarded_clip: (OVERFLOW, "totality"),
@@ -158,6 +164,7 @@ HOLES = {
     whole_clients_clipped_to_twice_the_bound: (WHOLE_CLIENT, "rounds"),
     half_the_noise_of_a_hidden_cohort: (HIDDEN_COHORT, "ex ante"),
     half_the_noise_on_integers: (INTEGERS, "rounds"),
+    half_of_the_clients_twice: (TWO_DEVICES, "rounds"),
 }
 
 

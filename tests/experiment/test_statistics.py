@@ -13,7 +13,7 @@ import dither
 from dither.accounting.ledger import Ledger
 from dither.cli import app
 from dither.errors import DataError, DitherError, SpecError
-from dither.experiment import counting, evaluation, private_schema, statistics
+from dither.experiment import counting, evaluation, private_schema, report, statistics
 from dither.experiment.statistics import survey
 
 
@@ -132,6 +132,29 @@ def test_the_command_charges_every_file_before_it_looks(tmp_path):
     assert "H3" not in CliRunner().invoke(app, ["budget", "show", "--ledger", book]).output  # the noise is exact
     stats("--quiet")
     assert all(1.2 < spent.epsilon < 1.6 for each in ledger.datasets() for spent in ledger.spent(each))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["stats", "site.csv", "--epsilon", "1"],
+        ["data", "schema", "site.csv", "--label", "age", "--private", "--epsilon", "1"],
+        ["evaluate", "run", "--data", "site.csv", "--epsilon", "1"],
+    ],
+    ids=["stats", "schema", "evaluate"],
+)
+def test_an_interruption_says_that_something_may_be_charged(tmp_path, monkeypatch, command):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(counting.Institution, "answer", interrupted)
+    monkeypatch.setattr(report, "load", lambda _: None)
+    monkeypatch.setattr(evaluation, "evaluate_privately", interrupted)
+    tables(1, 300)[0].to_csv(tmp_path / "site.csv", index=False)
+    monkeypatch.chdir(tmp_path)
+    stopped = CliRunner().invoke(app, command)
+    assert stopped.exit_code == 130
+    assert "its ε may be charged already (dither budget show FILE)" in " ".join(stopped.output.split())
 
 
 def test_nothing_is_counted_without_a_charge(tmp_path):

@@ -150,6 +150,6 @@ def test_a_hello_must_say_what_is_asked():
     assert set(facts) == {"records", "versions"}
     assert set(facts["versions"]) == set(devices.versions())
     wrong = [{"records": each, "versions": {}} for each in ("3", True, -1, 2**31)]
-    wrong += [{"records": 3, "versions": {}, "epsilon": each} for each in ("1", True, 0, -1.0)]
+    wrong += [{"records": 3, "versions": {}, "epsilon": each} for each in ("1", True, 0, -1.0, 10**400)]
     for fields in (*wrong, {"records": 3}, {}):
         assert messages._facts(hello(**fields)) is None

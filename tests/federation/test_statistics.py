@@ -103,6 +103,24 @@ class Clinics:
         return [each for dataset in ledger.datasets() for each in ledger.spent(dataset)]
 
 
+@pytest.mark.parametrize("kind", ["statistics", "question"])
+def test_a_party_whose_text_cannot_be_written_is_named(tmp_path, kind):
+    """Half a character as the name of a column or of a category ended the coordinator, whoever sent it."""
+    clinics = Clinics(tmp_path, 60)
+    liar = clinics.nodes["bob"]
+    handle = liar._handle
+
+    def lies(message):
+        what, fields, arrays = handle(message)
+        name = "columns" if message.kind == "statistics" else "names"
+        fields = {**fields, name: ["\ud800"] if name == "columns" else [["\ud800"]]} if name in fields else fields
+        return what, fields, arrays
+
+    liar._handle = lambda message: lies(message) if message.kind == kind else handle(message)
+    with pytest.raises(FederationError, match="bob does not take part: a header that cannot be read"):
+        clinics.asking().names(Question("names", ("grade",), 0.1))
+
+
 QUESTIONS = [
     Question("survey", ("age", "grade"), 0.2),
     Question("histogram", ("age", "year"), 0.2, ((0.0, 128.0), (1980.0, 2040.0)), label="ill", classes=("no",)),

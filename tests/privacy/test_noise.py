@@ -7,7 +7,7 @@ import pytest
 import scipy.special
 
 from dither.errors import SpecError
-from dither.privacy import noise
+from dither.privacy import noise, sampling
 
 DRAWS = {
     "words": lambda key: jax.random.bits(key, (7, 11)),
@@ -38,6 +38,36 @@ def test_the_cipher_gives_its_published_answers():
     assert [hex(int(word)) for word in noise.block(ones, ones, ones, ones)] == ["0x1cb996fc", "0xbb002be7"]
     words = [jnp.uint32(word) for word in (0x13198A2E, 0x03707344, 0x243F6A88, 0x85A308D3)]
     assert [hex(int(word)) for word in noise.block(*words)] == ["0xc4923a9c", "0x483df7a0"]
+
+
+def test_the_wide_cipher_gives_its_published_answers():
+    # Known answers of the authors' distribution for threefry4x32 with 20 rounds: counter, key, result
+    pi = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0, 0x082EFA98, 0xEC4E6C89)
+    known = {
+        "9c6ca96a e17eae66 fc10ecd4 5256a7d8": ((0,) * 4, (0,) * 4),
+        "2a881696 57012287 f6c7446e a16a6732": ((2**32 - 1,) * 4, (2**32 - 1,) * 4),
+        "59cd1dbb b8879579 86b5d00c ac8b6d84": pi,
+    }
+    for result, (counter, key) in known.items():
+        found = noise.wide_cipher([jnp.uint32(word) for word in key], [jnp.uint32(word) for word in counter])
+        assert " ".join(f"{int(word):08x}" for word in found) == result
+
+
+def test_batches_are_drawn_by_keys_of_128_bits():
+    """Who knows all other records could try 2^64 keys, and would learn who is in which batch."""
+    words = np.frombuffer(bytes(jax.random.key_data(noise.fresh_keys(3))), np.uint32).reshape(3, 4)
+    assert len(np.unique(words)) == 12
+    alike = np.stack([words[0], words[0]])
+    alike[1, 3] ^= 1 << 31  # one bit apart
+    keys = noise.wrap(alike)
+    derived = jax.vmap(lambda key: noise.for_client(noise.for_round(noise.stream(key, "batch"), 3), 2))(keys)
+    split = jax.vmap(jax.random.split)(keys)
+    drawn = [jax.random.bits(key, (1000,)) for each in (keys, derived, split[:, 0], split[:, 1]) for key in each]
+    assert len(np.unique(np.stack(drawn))) > 8 * 1000 - 40  # no two draws share words, but by chance
+    for bit in range(32):
+        assert abs(np.mean(np.stack(drawn) >> np.uint32(bit) & np.uint32(1)) - 0.5) < 0.04
+    inside = jax.vmap(lambda key: sampling.subset(key, 1000, 10, largest=1000, rows=1)[0])(keys)
+    assert len(np.unique(inside)) > 12
 
 
 def test_keys_map_and_wrap():

@@ -464,6 +464,7 @@ class Bar(Live):
 
 INTERRUPTED = 130
 _AGAIN = "no file is left half-written; run the same command to start again"
+CHARGED = "its ε may be charged already (dither budget show FILE): the same command is charged once more"
 
 
 Mistake: Any = typer.BadParameter.__mro__[2]  # ClickException: of click, or of the copy in later versions of Typer

@@ -165,7 +165,10 @@ def data_schema(
     if private and epsilon is not None:
         wanted = Wanted(label, task, common.names_in(classes), drop or (), keep or ())
         files = data.table_files(path) or [Path(tables[0])]
-        drafted = private_schema(files, wanted, epsilon=epsilon, delta=delta, ledger=ledger, new_ledger=new_ledger)
+        with common.on_interrupt(common.CHARGED):
+            drafted = private_schema(
+                files, wanted, epsilon=epsilon, delta=delta, ledger=ledger, new_ledger=new_ledger
+            )
     else:
         if public:
             from dither.experiment.build import refuse_charged

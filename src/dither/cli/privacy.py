@@ -595,9 +595,11 @@ def stats(
     """Print private statistics of tables: counts, means, quantiles and categories, with one ε for all of them."""
     from dither.experiment import statistics
 
-    result = statistics.statistics(
-        files, epsilon=epsilon, delta=delta, columns=common.names_in(columns), ledger=ledger, new_ledger=new_ledger
-    )
+    asked = common.names_in(columns)
+    with common.on_interrupt(common.CHARGED):
+        result = statistics.statistics(
+            files, epsilon=epsilon, delta=delta, columns=asked, ledger=ledger, new_ledger=new_ledger
+        )
     if common.emit(result):
         title = f"Private statistics of {len(files)} {'table' if len(files) == 1 else 'tables'}"
         common.print_table(result.rows(), title=title, footer=common.counts_guarantee(epsilon, delta))

@@ -162,9 +162,10 @@ def evaluate(
     if epsilon is not None:
         from dither.experiment.evaluation import evaluate_privately
 
-        result = evaluate_privately(
-            trained, data, epsilon=epsilon, delta=delta, ledger=ledger, new_ledger=new_ledger
-        )
+        with common.on_interrupt(common.CHARGED):
+            result = evaluate_privately(
+                trained, data, epsilon=epsilon, delta=delta, ledger=ledger, new_ledger=new_ledger
+            )
         if common.emit(result):
             common.print_table(
                 result.rows(), title=f"{result.records:,} records", footer=common.counts_guarantee(epsilon, delta)

@@ -250,10 +250,21 @@ def check_public(experiment: Experiment) -> None:
 
 
 def _check_test_records(experiment: Experiment) -> None:
-    """`SpecError` if test records that are declared public are known to a ledger."""
-    spec, hashes = experiment.spec.data, experiment.dataset.test_hashes
-    if experiment.spec.scored and (spec.test_path or hashes is not None):
-        build.refuse_charged(spec.test_path or spec.path, hashes)
+    """`SpecError` if test records that are declared public are known to a ledger, or are the training records of
+    the same file."""
+    spec, dataset = experiment.spec.data, experiment.dataset
+    known, held_out = dataset.record_hashes, dataset.test_rows
+    if not experiment.spec.scored:
+        return
+    if spec.test_path or dataset.test_hashes is not None:
+        build.refuse_charged(spec.test_path or spec.path, dataset.test_hashes)
+    elif spec.path.endswith(".npz") and not spec.public and known is not None and held_out is not None:
+        shared = np.mean(np.isin(known.whole[0, held_out], np.delete(known.whole[0], held_out)))
+        if shared > 0.5:  # a few may be equal by chance
+            raise SpecError(
+                f"data.test_public declares x_test of {spec.path!r} public, but {shared:.0%} of it is among its "
+                "training records; hold other records out"
+            )
 
 
 def _identified(experiment: Experiment, book: Ledger, *, new_ledger: bool) -> list[str]:

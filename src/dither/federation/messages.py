@@ -7,7 +7,8 @@ A message is a header, arrays, and the sender's signature, as bytes:
 
 The header names the federation, the kind, the sender and the receiver; an answer quotes the digest of the message
 it answers, so an old answer cannot stand for a new one. Reading is strict: exact lengths, known types of numbers,
-no bytes left over. What cannot be read is a `FederationError` that names the reason.
+no bytes left over, no text that cannot be written. What cannot be read is a `FederationError` that names the
+reason.
 
 The `Mailbox` asks parties and matches their answers. A party is reached at an address of the transport, which it
 is asked for by a hello: only the holder of its identity key can answer that. A question stays open until it is
@@ -130,6 +131,7 @@ def unpack(
         raise FederationError(f"a header of {length} bytes in a message of {len(content)}")
     try:
         header = json.loads(content[_HEAD.size : _HEAD.size + length])
+        json.dumps(header, ensure_ascii=False).encode()  # halves of a character could be read, but not written
         kind, sender, fields = str(header["kind"]), str(header["from"]), dict(header["fields"])
         listed = [(str(name), str(dtype), tuple(shape)) for name, dtype, shape in header["arrays"]]
         addressed = (header["federation"], header["to"], header["answers"])
@@ -379,7 +381,7 @@ def _facts(hello: SignedMessage) -> dict[str, Any] | None:
     facts = {"records": records, "versions": {name: _plain(str(theirs.get(name)))[:40] for name in _VERSIONS}}
     if "epsilon" in hello.fields:  # a target of its own
         target = hello.fields["epsilon"]
-        if not isinstance(target, int | float) or isinstance(target, bool) or not 0 < target < math.inf:
+        if not isinstance(target, int | float) or isinstance(target, bool) or not 0 < target < 1e300:
             return None
         facts["epsilon"] = float(target)
     return facts

@@ -108,6 +108,7 @@ class Party:
         target: Budget | None = None,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
+        devices.set_up()  # refuses what would make a failure of a record
         self.folder, self.source, self.ledger = folder, source, ledger
         if target is not None:  # the most that it allows a run to reveal of one record
             counting.check_budget(target.epsilon, target.delta)
@@ -157,7 +158,8 @@ class Party:
                 content, federation=self.keyring.id, to=self.name, keys={messages.SERVER: self.keyring.server}
             )
             asked = message.kind
-            kind, fields, arrays = self._handle(message)
+            with np.errstate(all="ignore"):  # no warning tells of a record
+                kind, fields, arrays = self._handle(message)
         except Exception as error:
             # What is no error of Dither's is a fault of ours: it ends nothing, and shows the server nothing.
             fault = DataError(f"unforeseen {type(error).__name__}: {error}")
@@ -571,7 +573,7 @@ class _Training(_PartyRun):
         self._conditions, self._releases = accountant.conditions, accountant.ledger_releases
         secret = None
         if agreement.spec.randomness == "os":
-            secret = noise.wrap(np.frombuffer(self.store.secret()[:8], np.uint32)[None])
+            secret = noise.wrap(np.frombuffer(self.store.secret(), np.uint32)[None])
         settings = engines.RunSettings.of(experiment)
         self._engine = engines.ClientEngine(settings, x, y, client=self.client, secret=secret)
         self._engine.warm()

@@ -337,7 +337,10 @@ class Coordinator:
             )
         if session.roster is None:
             for name in names:
-                session.hello(self._hellos[name])
+                try:
+                    session.hello(self._hellos[name])
+                except ProtocolAbort as error:
+                    raise FederationError(f"{name} does not take part: {error}; {_leave_out([name])}") from None
         roster = session.make_roster()
         self.journal.save_secagg(session.save())
         if self._begun:

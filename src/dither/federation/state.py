@@ -12,9 +12,9 @@ At a party (`PartyStore`):
     releases.jsonl   one signed line for every upload that left this party
 
 A party that has forgotten what it sent refuses to continue the run. It notices this if the ledger knows of rounds
-that intent.json lacks, if intent.json knows of an upload that is gone, or if others know keys that secagg.json
-lacks. It cannot notice an older copy of this folder together with an older copy of the ledger, or two copies in
-use at once: never restore the folder from a backup.
+that intent.json lacks, if intent.json knows of an upload that is gone, if others know keys that secagg.json lacks,
+or if more was released than releases.jsonl says, by a note in the user's state folder. It cannot notice an older
+copy of all of these together, or two copies in use on two machines: never restore the folder from a backup.
 
 At the server (`Journal`), a run folder with a few files more:
 
@@ -37,14 +37,15 @@ import io
 import json
 import os
 import secrets
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO, TypeVar
 
 import numpy as np
 
+from dither.accounting.ledger.store import state_folder
 from dither.errors import DamagedFile, FederationError, RunExists
 from dither.experiment.folder import Checkpoint, RunFolder, lock, read_checked, to_json, write_bytes, write_checked
 from dither.federation.agreement import Agreement
@@ -271,7 +272,8 @@ class Journal(_RunFiles):
 # What a party released: a line of releases.jsonl has the digest of what was sent and of the line before, and the
 # party's signature. A line that is changed, taken out or put in breaks the chain. A line is on the disk before its
 # upload leaves. The same upload sent again is no new release; the same vector under the masks of a new attempt is
-# one.
+# one. How far the record has come is also kept outside of the folder (`state_folder`): a folder that was put back
+# may hold a charged round without its answer, which it would compute again with fresh noise.
 
 
 class ReleaseRecord:
@@ -285,17 +287,37 @@ class ReleaseRecord:
             os.truncate(self._path, len(whole))
         lines = whole.splitlines()
         self._count, self._newest = len(lines), _read_line(lines[-1], self._path) if lines else {}
-        self._head = digest(lines[-1]) if lines else ""
+        self._head, self._size = digest(lines[-1]) if lines else "", len(whole)
+        self._outside = state_folder("releases") / f"{party}-{terms}.json"
 
     def append(self, round_index: int, content: bytes) -> None:
         """Record an upload that is about to leave."""
         sent = {"round": round_index, "bytes": len(content), "sha256": digest(content)}
-        if sent == {name: self._newest.get(name) for name in sent}:
-            return
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        line = {"party": self._party, "terms": self._terms, "time": now, **sent, "previous": self._head}
-        text = _append(self._path, self._identity.signed(line))
-        self._count, self._newest, self._head = self._count + 1, line, digest(text.encode())
+        with self._alone():
+            if sent != {name: self._newest.get(name) for name in sent}:
+                now = datetime.now(UTC).isoformat(timespec="seconds")
+                line = {"party": self._party, "terms": self._terms, "time": now, **sent, "previous": self._head}
+                text = _append(self._path, self._identity.signed(line))
+                self._count, self._newest, self._head = self._count + 1, line, digest(text.encode())
+                self._size = self._path.stat().st_size
+            write_checked(self._outside, {"releases": self._count, "head": self._head})
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep copies out; `FederationError` unless the record in the folder is this one, and nothing was released
+        after it."""
+        handle = lock(self._outside.with_suffix(".lock"), 10.0)
+        with handle or nullcontext():
+            size = self._path.stat().st_size if self._path.is_file() else 0
+            own = [(self._count, self._head), (self._count - 1, self._newest.get("previous"))]  # killed in between
+            saved = read_checked(self._outside, PARTY_ADVICE) if self._outside.is_file() else None
+            known = saved is None or (saved["releases"], saved["head"]) in own
+            if handle is None or size != self._size or not known:
+                raise FederationError(
+                    "this party has released something in this run that its folder does not remember: it was "
+                    "restored from a copy, or a copy is in use. Continue without this party, or start a new run"
+                )
+            yield
 
     def statement(self) -> dict[str, Any]:
         """How many lines the record has and the digest of the last, signed."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -47,14 +47,15 @@ def key(seed: int | Array) -> Key:
 
 
 def wrap(words: Array) -> Key:
-    """Keys from pairs of 32-bit words, `[..., 2]`."""
-    return jax.random.wrap_key_data(jnp.asarray(words, jnp.uint32), impl=_IMPL)
+    """Keys from pairs of 32-bit words, `[..., 2]`, or wide ones from fours."""
+    impl = _IMPL if words.shape[-1] == 2 else _WIDE_IMPL
+    return jax.random.wrap_key_data(jnp.asarray(words, jnp.uint32), impl=impl)
 
 
 def fresh_keys(count: int) -> Key:
-    """`count` JAX keys of 64 bits from the operating system, for draws that are secret but not noise (which
-    records enter a batch, which clients a cohort). Never equal to the key of a seed except by accident."""
-    return wrap(np.frombuffer(os.urandom(8 * count), np.uint32).reshape(count, 2))
+    """`count` JAX keys of 128 bits from the operating system, for draws that are secret but not noise: which
+    records enter a batch."""
+    return wrap(np.frombuffer(os.urandom(16 * count), np.uint32).reshape(count, 4))
 
 
 def cipher(key0: Array, key1: Array, x0: Array, x1: Array) -> tuple[Array, Array]:
@@ -131,6 +132,57 @@ _IMPL = define_prng_impl(
     fold_in=_fold_in,
     name="dither_threefry2x32",
     tag="dfry",
+)
+
+
+# Keys of 128 bits: who knows all records but one could try 2^64 keys of batches, and then amplifies nothing.
+# Threefry-4x32 of the same paper; a draw, a split and a derived key are told apart by the counter's last word.
+
+_WIDE_ROTATIONS = ((10, 26), (11, 21), (13, 27), (23, 5), (6, 20), (17, 11), (25, 10), (18, 20))
+_DRAW, _SPLIT, _DERIVE = np.arange(3, dtype=np.uint32)
+
+
+def wide_cipher(key: Sequence[Array], counter: Sequence[Array]) -> list[Array]:
+    """Threefry on fours of 32-bit words: uint32 arrays, broadcast against each other."""
+    schedule = (*key, key[0] ^ key[1] ^ key[2] ^ key[3] ^ _PARITY)
+    x = [word + first for word, first in zip(counter, key, strict=True)]
+    for number in range(20):
+        odd = number % 2
+        for a, b, rotation in zip((0, 2), (3, 1) if odd else (1, 3), _WIDE_ROTATIONS[number % 8], strict=True):
+            x[a] = x[a] + x[b]
+            x[b] = ((x[b] << np.uint32(rotation)) | (x[b] >> np.uint32(32 - rotation))) ^ x[a]
+        if number % 4 == 3:
+            turn = number // 4 + 1
+            x = [word + schedule[(turn + place) % 5] for place, word in enumerate(x)]
+            x[3] = x[3] + np.uint32(turn)
+    return x
+
+
+@jax.jit
+def _wide_word(words: Array, number: Array, kind: Array, place: Array = np.uint32(0)) -> Array:
+    """The first word of a block. (If more are asked of one block, XLA computes all of it for each.)"""
+    return wide_cipher(list(words), [number, place, np.uint32(0), kind])[0]
+
+
+def _wide_bits(words: Array, bit_width: int, shape: tuple[int, ...]) -> Array:
+    if bit_width == 64:
+        high, low = _wide_bits(words, 32, (2, *shape)).astype(jnp.uint64)
+        return (high << np.uint64(32)) | low
+    return _wide_word(words, counted(shape), _DRAW).astype(f"uint{bit_width}")
+
+
+def _wide_key(words: Array, numbers: Array, kind: Array) -> Array:
+    return _wide_word(words, jnp.asarray(numbers).astype(jnp.uint32)[..., None], kind, counted((4,)))
+
+
+_WIDE_IMPL = define_prng_impl(
+    key_shape=(4,),
+    seed=lambda seed: jnp.concatenate([jnp.zeros(2, jnp.uint32), _seed(seed)]),
+    split=lambda words, shape: _wide_key(words, counted(shape), _SPLIT),
+    random_bits=_wide_bits,
+    fold_in=lambda words, data: _wide_key(words, data, _DERIVE),
+    name="dither_threefry4x32",
+    tag="dfry4",
 )
 
 

@@ -36,6 +36,7 @@ def set_up() -> None:
     """Set up the cache and the cores, once per process, before it computes anything."""
     global _is_set_up
     _refuse_fast_math()
+    _refuse_debugging()
     if not _is_set_up:
         _is_set_up = True
         _split_cpu()
@@ -55,6 +56,15 @@ def _refuse_fast_math() -> None:
             raise SpecError(
                 f"XLA_FLAGS has {flag}: proofs need the arithmetic of IEEE 754, and fast math lets one record "
                 "move an update beyond any clip; leave the flag out"
+            )
+
+
+def _refuse_debugging() -> None:
+    """A computation that stops where a number is not finite tells that there is such a record."""
+    for name in ("jax_debug_nans", "jax_debug_infs"):
+        if getattr(jax.config, name, False):
+            raise SpecError(
+                f"{name.upper()} is set: a run would stop at a record that overflows, and tell of it; leave it out"
             )
 
 
