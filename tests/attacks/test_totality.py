@@ -121,12 +121,15 @@ def test_a_clip_whose_squares_float32_loses_is_refused(key):
         spec_of(name, **{key: 9e-7})
 
 
-@pytest.mark.parametrize("flag", ["--xla_cpu_enable_fast_math=true", "--xla_cpu_enable_fast_math"])
+@pytest.mark.parametrize(
+    "flag",
+    ["--xla_cpu_enable_fast_math=true", "--xla_cpu_enable_fast_math", "--xla_gpu_enable_bf16_3way_gemm=true"],
+)
 def test_a_compiler_that_knows_no_nan_is_refused(flag, monkeypatch):
     """With --xla_cpu_fast_math_honor_nans=false beside it, one record moved the integers of a protected client by
     300,000 clips: checks for finite numbers were gone from the compiled program."""
     monkeypatch.setenv("XLA_FLAGS", f"--xla_dump_to=/tmp {flag}")
-    with pytest.raises(SpecError, match="fast math"):
+    with pytest.raises(SpecError, match="IEEE 754"):
         engine.Simulation(models.logistic(6), lambda hyper: None, num_clients=1, cohort_size_at=lambda index: 1)
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
     devices.set_up()
