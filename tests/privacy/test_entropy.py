@@ -1,6 +1,8 @@
 """Random words of protected runs: the ciphers give their official vectors, keys and nonces repeat nowhere, and a
 key is nowhere but in a program's arguments."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -162,6 +164,13 @@ def test_a_gpus_second_kernel_draws_blocks_with_ties_again(monkeypatch):
     without = jnp.stack([lattice.draw(words[i : i + 2], nothing) for i in range(0, 16, 2)])
     np.testing.assert_array_equal(np.argwhere(drawn.reshape(8, 1408) != without), [[0, 1074], [7, 627]])
     np.testing.assert_array_equal(drawn, jax.jit(lambda seed: entropy.chacha_draws(seed, count))(seed))
+
+
+def test_more_than_a_kernel_can_count_is_drawn_without_one():
+    seeds = jax.ShapeDtypeStruct((2, 11), jnp.uint32)
+    for count, kernels in [(1000, 1), (2**29, 2), (2**30, 0)]:
+        traced = str(jax.make_jaxpr(functools.partial(entropy.chacha_draws, count=count, kernel=True))(seeds))
+        assert traced.count("pallas_call[") == kernels
 
 
 def test_only_a_single_draw_outside_loops_may_be_drawn_ahead():

@@ -291,6 +291,7 @@ def chacha_draws(
     if seeds * blocks >= 2**32:
         raise SpecError(f"{seeds * count} random integers in one draw; draw at most {_DRAWS * 2**32} at a time")
     flat = seed.reshape(seeds, 11)
+    kernel = kernel and seeds * blocks * _DRAWS < 2**31  # a kernel counts in 32 bits
     drawn = _chacha_on_gpu(flat, blocks, spread, interpret) if kernel else _chacha_by_xla(flat, blocks, spread)
     return drawn.reshape(*batch, _DRAWS * blocks)[..., :count]
 
@@ -323,7 +324,7 @@ def _chacha_on_gpu(seed: Array, blocks: int, spread: int, interpret: bool) -> Ar
         return pallas.pallas_call(
             functools.partial(kernel, blocks, spread),
             out_shape=results,
-            grid=(len(seed), -(-blocks // width)),
+            grid=(len(seed) * -(-blocks // width),),  # one axis: a GPU's others are short
             compiler_params=triton.CompilerParams(),
             interpret=interpret,
             **options,
@@ -351,6 +352,14 @@ class _Part(NamedTuple):
     number: Array  # of the seed
     first: Array  # of its blocks
 
+    @classmethod
+    def of_program(cls, blocks: int, width: int = _LANES) -> _Part:
+        """Where this program begins, of programs that make `width` blocks each."""
+        from jax.experimental import pallas
+
+        program, programs = pallas.program_id(0), -(-blocks // width)
+        return cls(program // programs, program % programs * width)
+
     def blocks(self, seed: Any, each: int) -> tuple[list[Array], Array]:
         """The seed and the counters, where each seed has so many blocks."""
         counter = self.number * each + self.first + jax.lax.broadcasted_iota(jnp.int32, (_LANES,), 0)
@@ -364,9 +373,7 @@ class _Part(NamedTuple):
 
 
 def _all_draws(blocks: int, spread: int, seed: Any, high: Any, low: Any, out: Any) -> None:
-    from jax.experimental import pallas
-
-    part = _Part(pallas.program_id(0), pallas.program_id(1) * _LANES)
+    part = _Part.of_program(blocks)
     part.keep(_chacha_drawn(*part.blocks(seed, blocks), spread, lambda own: (high[own], low[own])), out)
 
 
@@ -374,7 +381,7 @@ def _draws_without_ties(blocks: int, spread: int, seed: Any, high: Any, out: Any
     """The draws, wrong where a pick ties, and which blocks have a tie."""
     from jax.experimental import pallas
 
-    part = _Part(pallas.program_id(0), pallas.program_id(1) * _LANES)
+    part = _Part.of_program(blocks)
     words = chacha_block(*part.blocks(seed, blocks))
     packed = [high[lattice.bin_of(word)] for word in words]
     columns, nothing = iter(packed), jnp.zeros(_LANES, jnp.uint32)
@@ -395,7 +402,7 @@ def _draws_with_ties(
     from jax.experimental import pallas
 
     del before  # it is `out`
-    number, first = pallas.program_id(0), pallas.program_id(1) * _LANES * _AT_ONCE
+    number, first = _Part.of_program(blocks, _LANES * _AT_ONCE)
 
     def any_of(first: Array, width: int) -> Array:
         exists = first + jax.lax.broadcasted_iota(jnp.int32, (width,), 0) < blocks  # beyond, nothing was marked
