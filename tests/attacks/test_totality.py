@@ -123,7 +123,10 @@ def test_a_clip_whose_squares_float32_loses_is_refused(key):
 
 @pytest.mark.parametrize(
     "flag",
-    ["--xla_cpu_enable_fast_math=true", "--xla_cpu_enable_fast_math", "--xla_gpu_enable_bf16_3way_gemm=true"],
+    [
+        *("--xla_cpu_enable_fast_math=true", "--xla_cpu_enable_fast_math", "--xla_gpu_enable_bf16_3way_gemm=true"),
+        *("--xla_gpu_default_to_alg_dot_bf16_bf16_f32=true", "--xla_gpu_detect_nan=fail"),
+    ],
 )
 def test_a_compiler_that_knows_no_nan_is_refused(flag, monkeypatch):
     """With --xla_cpu_fast_math_honor_nans=false beside it, one record moved the integers of a protected client by

@@ -229,7 +229,7 @@ def test_each_hole_is_found_among_a_few_dozen_specs(hole, monkeypatch):
 def test_a_compiler_that_knows_no_nan_is_found():
     """Fast math, were it not refused: its checks for finite numbers are gone."""
     program = (
-        "from dither.simulation import devices; devices._refuse_fast_math = lambda: None\n"
+        "from dither.simulation import devices; devices._refuse_inexact = lambda: None\n"
         "from dither.auditing import fuzz; assert any(fuzz.check(seed).violated for seed in range(4))"
     )
     honor = "--xla_cpu_fast_math_honor_nans=false --xla_cpu_fast_math_honor_infs=false"

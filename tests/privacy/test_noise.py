@@ -74,7 +74,7 @@ def test_keys_map_and_wrap():
     words = np.arange(6, dtype=np.uint32).reshape(3, 2)
     keys = noise.wrap(words)
     assert noise.is_key(keys)
-    assert noise.is_key(noise.fresh_keys(3))
+    assert not noise.is_key(noise.fresh_keys(3))  # their words are not those of pairs
     drawn = jax.vmap(lambda key: jax.random.bits(key, (4,)))(keys)
     one = jax.random.bits(jax.random.wrap_key_data(jnp.asarray(words[2]), impl="threefry2x32"), (4,))
     np.testing.assert_array_equal(drawn[2], one)

@@ -42,8 +42,8 @@ _PARITY = np.uint32(0x1BD11BDA)
 
 
 def key(seed: int | Array) -> Key:
-    """The key of a seed."""
-    return jax.random.key(seed, impl=_IMPL)
+    """The key of a seed. (`jax.random.key` would add JAX_RANDOM_SEED_OFFSET: to draws, not to what is planned.)"""
+    return wrap(_seed(jnp.asarray(seed, jnp.uint32)))
 
 
 def wrap(words: Array) -> Key:

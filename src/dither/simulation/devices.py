@@ -27,6 +27,7 @@ from dither.types import __version__
 _LARGE = 50_000  # numbers of a client in a step, from which on those of several no longer fit a core's caches
 _WORTH_SHARING = 1e9  # arithmetic of a round, tens of milliseconds of a core: devices meet in about one
 _CACHED = 256 << 10  # bytes of a step that stay in a core's cache (measured: 1.7x either way at 23 and 730 KiB)
+_REFUSED_FLAGS = ("_enable_fast_math", "way_gemm", "_bf16_bf16_f32", "_detect_nan", "_detect_inf")  # their ends
 _COPIES = 4 << 30  # bytes that copies of the records, one a device, may take on a CPU
 
 _is_set_up = False
@@ -35,7 +36,7 @@ _is_set_up = False
 def set_up() -> None:
     """Set up the cache and the cores, once per process, before it computes anything."""
     global _is_set_up
-    _refuse_fast_math()
+    _refuse_inexact()
     _refuse_debugging()
     if not _is_set_up:
         _is_set_up = True
@@ -43,9 +44,9 @@ def set_up() -> None:
         _keep_programs()
 
 
-def _refuse_fast_math() -> None:
+def _refuse_inexact() -> None:
     """Under fast math the compiler may drop every check for a number that is not finite: a clip bounds nothing.
-    Products of float32 that are made of several in bfloat16 err by more than the proofs allow."""
+    Products of float32 that are made of shorter numbers err by more than the proofs allow."""
     flags = os.environ.get("XLA_FLAGS", "").strip()
     if flags and not flags.startswith("-"):  # as XLA reads it
         raise SpecError(
@@ -53,10 +54,10 @@ def _refuse_fast_math() -> None:
         )
     for flag in flags.split():
         name, _, value = flag.partition("=")
-        if name.endswith(("_enable_fast_math", "way_gemm")) and value.lower() not in ("false", "0"):
+        if name.endswith(_REFUSED_FLAGS) and value.lower() not in ("false", "0", "none"):
             raise SpecError(
                 f"XLA_FLAGS has {flag}: proofs need the arithmetic of IEEE 754, without which one record may move "
-                "an update beyond its clip; leave the flag out"
+                "an update beyond its clip, or stop a run and so tell of itself; leave the flag out"
             )
 
 
@@ -67,6 +68,15 @@ def _refuse_debugging() -> None:
             raise SpecError(
                 f"{name.upper()} is set: a run would stop at a record that overflows, and tell of it; leave it out"
             )
+
+
+def check_protected() -> None:
+    """Proofs of what float32 computes (R7) know the arithmetic of CPUs and GPUs alone."""
+    if jax.default_backend() not in ("cpu", "gpu"):
+        raise SpecError(
+            f"randomness='os' has no proof on this device ({device()}), whose products may be made of shorter "
+            "numbers than float32; set JAX_PLATFORMS=cpu"
+        )
 
 
 def connect(coordinator: str, *, count: int, number: int, on_wait: Callable[[], None] = lambda: None) -> None:

@@ -124,7 +124,8 @@ class Simulation:
 
     def __post_init__(self) -> None:
         devices.set_up()
-        noise.check_source(self.randomness)
+        if noise.check_source(self.randomness) == "os":
+            devices.check_protected()
         if self.aggregation:
             self.aggregation.check()
         self.aggregators: list[Aggregator] = []  # one a run, where sums are made on the host
