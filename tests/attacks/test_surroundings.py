@@ -7,7 +7,7 @@ import pytest
 from dither import models
 from dither.errors import SpecError
 from dither.privacy import noise, sampling
-from dither.simulation import engine
+from dither.simulation import devices, engine
 
 
 def test_an_offset_of_jaxs_seeds_moves_no_cohort():
@@ -36,3 +36,21 @@ def test_protected_runs_need_the_arithmetic_that_was_proved(device, monkeypatch)
     engine.Simulation(models.logistic(6), lambda hyper: None, **shape)
     with pytest.raises(SpecError, match="no proof on this device"):
         engine.Simulation(models.logistic(6), lambda hyper: None, randomness="os", **shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "shorter", "exact"),
+    [
+        ("ONEDNN_DEFAULT_FPMATH_MODE", "BF16", "STRICT"),
+        ("DNNL_DEFAULT_FPMATH_MODE", "any", "strict"),
+        ("NVIDIA_TF32_OVERRIDE", "1", "0"),
+    ],
+)
+def test_libraries_that_shorten_products_are_refused(name, shorter, exact, monkeypatch):
+    """Where XLA leaves products to oneDNN (with flags, on x86), BF16 let a record among 64 move a protected sum by
+    1.0012 clips; 1.0006 were proved."""
+    monkeypatch.setenv(name, shorter)
+    with pytest.raises(SpecError, match=f"{name}={shorter} is set"):
+        devices.set_up()
+    monkeypatch.setenv(name, exact)
+    devices.set_up()

@@ -28,6 +28,9 @@ _LARGE = 50_000  # numbers of a client in a step, from which on those of several
 _WORTH_SHARING = 1e9  # arithmetic of a round, tens of milliseconds of a core: devices meet in about one
 _CACHED = 256 << 10  # bytes of a step that stay in a core's cache (measured: 1.7x either way at 23 and 730 KiB)
 _REFUSED_FLAGS = ("_enable_fast_math", "way_gemm", "_bf16_bf16_f32", "_detect_nan", "_detect_inf")  # their ends
+# How libraries are told to make products of float32, and of what proofs assume
+_EXACT = dict.fromkeys(("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"), "strict")
+_EXACT["NVIDIA_TF32_OVERRIDE"] = "0"
 _COPIES = 4 << 30  # bytes that copies of the records, one a device, may take on a CPU
 
 _is_set_up = False
@@ -58,6 +61,12 @@ def _refuse_inexact() -> None:
             raise SpecError(
                 f"XLA_FLAGS has {flag}: proofs need the arithmetic of IEEE 754, without which one record may move "
                 "an update beyond its clip, or stop a run and so tell of itself; leave the flag out"
+            )
+    for name, exact in _EXACT.items():
+        if os.environ.get(name, exact).lower() not in ("", exact):
+            raise SpecError(
+                f"{name}={os.environ[name]} is set: products may be made of shorter numbers than float32, with "
+                f"errors beyond those of the proofs; leave it out, or set it to {exact}"
             )
 
 
