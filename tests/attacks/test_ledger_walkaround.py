@@ -17,7 +17,7 @@ from dither.accounting.ledger.runs import EVERY_RECORD, Budget, Ledger, data_id
 from dither.accounting.ledger.store import known_records
 from dither.data import hash_records
 from dither.errors import BudgetExhausted, ConfigError, DitherError, SpecError
-from dither.experiment.build import build_experiment
+from dither.experiment.build import build_experiment, origin
 from dither.experiment.folder import RunFolder
 from dither.experiment.train import resume, spending
 from dither.federation.server import load_evaluation_data
@@ -145,6 +145,16 @@ def test_the_same_bits_again_are_one_charge_and_a_moved_bit_is_another(place, mo
     monkeypatch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"] + " ")
     resume(emptied(place / "first", place / "flags"))
     assert charges(place) == 2
+
+
+def test_the_threads_that_add_numbers_up_make_another_run(monkeypatch):
+    """With NPROC=1 a product of 30,000 records has other bits: the same noise again, around other sums."""
+    experiment = build_experiment(Spec.from_any("adult"), blank=True)
+    origins = {origin(experiment, {})}
+    for name in ("NPROC", "PJRT_NPROC", "ONEDNN_MAX_CPU_ISA"):
+        monkeypatch.setenv(name, "1")
+        origins.add(origin(experiment, {}))
+    assert len(origins) == 4
 
 
 def renamed(frame, path):

@@ -1012,7 +1012,7 @@ def origin(experiment: Experiment, begun: Mapping[str, Any]) -> str:
         "python": platform.python_version(),
         "device": devices.device(),
         "processor": [platform.machine(), devices.cores(), *sorted(_processor())],
-        "compiler": [os.environ.get("XLA_FLAGS", ""), repr(sorted(jax.config.values.items()))],
+        "compiler": [*_surroundings(), repr(sorted(jax.config.values.items()))],
         "devices": [begun.get("devices"), distributed.count()],
     }
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
@@ -1043,6 +1043,12 @@ def _code() -> tuple[str, float]:
         digest.update(path.read_bytes())
         newest = max(newest, path.stat().st_mtime)
     return digest.hexdigest(), newest
+
+
+def _surroundings() -> list[str]:
+    """Variables by which the compiler and its libraries choose how to add numbers up, and by how many threads."""
+    names = ("XLA_", "NPROC", "PJRT_", "ONEDNN_", "DNNL_", "CUBLAS_", "NVIDIA_TF32")
+    return sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(names))
 
 
 def _processor() -> set[str]:
