@@ -410,7 +410,7 @@ def verify(
     keyring = keys.Keyring.load(federation)
     if (folder / state.RELEASES).is_file():
         signed = state.check_record(folder, keyring)
-        last = f"{signed['releases']} releases, the last is {signed['head'][:16]}"
+        last = f"{signed['releases']} messages, the last is {signed['head'][:16]}"
         said = [f"signed by {signed['party']}, nothing changed or missing: {last}"]
     else:
         journal = state.Journal(folder)
@@ -420,7 +420,7 @@ def verify(
         stated = state.load_statements(folder, agreement.digest, keyring) if agreement is not None else {}
         signed["releases"] = stated
         said += [
-            f"{n} released {each['releases']} uploads, the last is {each['head'][:16]}"
+            f"{n} released {each['releases']} messages, the last is {each['head'][:16]}"
             for n, each in stated.items()
         ]
     if common.emit(signed):
