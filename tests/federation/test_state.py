@@ -113,6 +113,18 @@ def test_a_line_that_a_full_disk_cut_off_is_written_again(record, monkeypatch):
     assert state.check_record(folder, keyring)["releases"] == 5
 
 
+@pytest.mark.parametrize("change", [{"releases": "\x1b[2J"}, {"releases": True}, {"head": 7}, {"head": "\x1b[2J"}])
+def test_a_statement_is_a_count_and_a_digest(record, change):
+    """`dither federation verify` prints both, and ended in a TypeError: nobody could check the run any more."""
+    folder, keyring, opened = record
+    identity = keys.Identity.load(folder / "fed" / "parties" / "ann")
+    statement = opened().statement()
+    del statement["signature"]
+    assert state.check_statement(identity.signed(statement), "ann", "t", keyring)["releases"] == 4
+    with pytest.raises(FederationError, match="no count and digest"):
+        state.check_statement(identity.signed(statement | change), "ann", "t", keyring)
+
+
 @pytest.mark.parametrize("name", ["model.py", "local/schema.toml", "scores.json"])
 def test_what_is_added_to_a_signed_run_is_noticed(tmp_path, name):
     """`dither predict` runs model.py, and of two schemas reads the local one: neither was signed."""

@@ -144,7 +144,7 @@ class Terms:
 
     def counted(self, records: int) -> int:
         """How many of a party's records this agreement is about."""
-        return len(held_out_rows(self.spec, records)[0])
+        return held_out_sizes(self.spec, records)[0]
 
     def describe(self, name: str, experiment: build.Experiment | None = None) -> list[tuple[str, str]]:
         """The agreement in plain words, for the owner of one party's data."""
@@ -379,7 +379,7 @@ class StatisticsTerms(Terms):
         return len(self.names)
 
     def counted(self, records: int) -> int:
-        return records if self.trained is None else len(held_out_rows(self.trained.spec, records)[1])
+        return records if self.trained is None else held_out_sizes(self.trained.spec, records)[1]
 
     @property
     def rules(self) -> Rules | None:
@@ -429,8 +429,16 @@ def sums_integers(plan: PrivacyPlan) -> bool:
 
 def held_out_rows(spec: Spec, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Row numbers of a party's records (training, held out): all are for training unless data.split is 'rows'."""
-    fraction = spec.data.test_fraction if spec.data.split == "rows" else 0.0
-    return data.row_split(count, fraction, spec.seed)
+    return data.row_split(count, _held_out(spec), spec.seed)
+
+
+def held_out_sizes(spec: Spec, count: int) -> tuple[int, int]:
+    """How many rows these are."""
+    return data.row_split_sizes(count, _held_out(spec))
+
+
+def _held_out(spec: Spec) -> float:
+    return spec.data.test_fraction if spec.data.split == "rows" else 0.0
 
 
 def require(good: bool, otherwise: str) -> None:

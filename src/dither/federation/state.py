@@ -37,6 +37,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -382,6 +383,9 @@ def check_statement(statement: Any, party: str, terms: str, keyring: Keyring) ->
     """A party's statement, if it made it of this agreement; else FederationError."""
     if not isinstance(statement, dict) or set(statement) != {*_STATED, "signature"}:
         raise FederationError("a statement of releases that cannot be read")
+    count, head = statement["releases"], statement["head"]  # which `dither federation verify` prints
+    if type(count) is not int or not isinstance(head, str) or not re.fullmatch("([0-9a-f]{64})?", head):
+        raise FederationError("a statement of releases that is no count and digest")
     if (statement["party"], statement["terms"]) != (party, terms):
         raise FederationError("a statement of another party's releases, or of another agreement's")
     if not is_signed(statement, keyring.party(party).identity):
