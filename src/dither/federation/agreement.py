@@ -280,9 +280,6 @@ class Agreement(Terms):
         """A party's training records as arrays, by the schema, or those that are held out of training by their row
         numbers; with `empty` none of them, and no value is looked at."""
         x, y = source.encode(self, empty=empty)
-        if held_out or (self.spec.data.split == "rows" and not empty):
-            rows = held_out_rows(self.spec, len(y))[held_out]
-            x, y = x[rows], y[rows]
         if x.shape[1] != self.num_features:
             raise DataError(
                 f"{source.name!r} has {x.shape[1]} features a record, the federation's model takes "
@@ -291,6 +288,10 @@ class Agreement(Terms):
         least = 0 if self.schema is None or "privacy" not in self.schema else -1  # a blank
         if len(y) and (y.min() < least or y.max() > (len(self.classes) - 1 if self.classes else 1)):
             raise DataError(f"{source.name!r} has labels beyond the {len(self.classes)} classes of the federation")
+        # Of all records, so that no refusal of an evaluation tells of those that are held out.
+        if held_out or (self.spec.data.split == "rows" and not empty):
+            rows = held_out_rows(self.spec, len(y))[held_out]
+            x, y = x[rows], y[rows]
         return x, y
 
     def _described(self, number: int, experiment: build.Experiment | None) -> tuple[Rows, Rows, Rows]:
