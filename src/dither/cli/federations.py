@@ -137,10 +137,10 @@ def join(
 
     def ask(agreement: Any, experiment: Any) -> str:
         rows = agreement.describe(keys.party_name(federation), experiment)
+        table = [{"what": what, "agreement": value} for what, value in rows]  # some have several rows
         if asked.json:
-            common.print_event("terms", digest=agreement.digest, terms=dict(rows))
+            common.print_event("terms", digest=agreement.digest, terms=table)
         elif asked.text:
-            table = [{"what": what, "agreement": value} for what, value in rows]
             common.print_table(table, title="What you are asked to agree to")
         before = approved_digest(federation, agreement.purpose)
         warnings = [value for what, value in rows if what == "WARNING" and not test]
