@@ -154,6 +154,21 @@ def test_counting_goes_on_without_a_party_that_did_not_take_part(tmp_path):
     assert asking.total(QUESTIONS[0]._replace(share=0.5))
 
 
+def test_a_sum_that_cannot_be_opened_ends_the_counting(tmp_path, monkeypatch):
+    """The server named nobody, and asked to be started again: which ended in the same way for ever."""
+    clinics = Clinics(tmp_path, 60, **{"federation.round_timeout": 1.0})
+    asking = clinics.asking()
+    bob, honest = FIRST + 1, clinics.transport.answer[FIRST + 1]
+    monkeypatch.setitem(clinics.transport.answer, bob, lambda body: None if b'"unseal"' in body else honest(body))
+    with pytest.raises(FederationError, match=r"bob did not help to open its sum, .*; start a new run$"):
+        asking.total(QUESTIONS[0])
+    monkeypatch.undo()
+    monkeypatch.setattr(messages, "_LOOK_SECONDS", 0.0)
+    asking = clinics.asking()
+    with pytest.raises(FederationError, match=r"server ended while it opened its sum, .*; start a new run$"):
+        asking.total(QUESTIONS[0])
+
+
 def test_a_project_is_split_by_the_counts_that_were_agreed_to(tmp_path):
     """A party that said another count before the evaluation changed its ε, when the rest was spent."""
     clinics = Clinics(tmp_path, 60)

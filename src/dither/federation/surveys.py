@@ -158,7 +158,9 @@ class StatisticsCoordinator(Coordinator):
             except FederationError as error:
                 raise FederationError(f"{unanswered}: {error}") from None
             if set(result.counted) != set(self.agreement.names):
-                raise FederationError(f"{unanswered}; start the server again when they are back")
+                who = ", ".join([*result.silent, *self.journal.excluded()])
+                why = f"{who} did not help to open its sum" if who else "the server ended while it opened its sum"
+                raise FederationError(f"{unanswered}: {why}, and no sum is opened twice; start a new run")
             cells: list[int] = result.total.tolist()
             return cells
 
