@@ -416,8 +416,8 @@ def verify(
         journal = state.Journal(folder)
         signed = journal.verify(keyring)
         said = [f"signed by the server of this federation: {', '.join(sorted(signed['files']))}"]
-        agreement = journal.agreement()
-        stated = state.load_statements(folder, agreement.digest, keyring) if agreement is not None else {}
+        agreed = journal.agreed()
+        stated = state.load_statements(folder, agreed, keyring) if agreed else {}
         signed["releases"] = stated
         said += [
             f"{n} released {each['releases']} messages, the last is {each['head'][:16]}"

@@ -129,7 +129,7 @@ class Terms:
     @property
     def digest(self) -> str:
         """SHA-256 of the canonical form."""
-        return hashlib.sha256(canonical(self.to_dict())).hexdigest()
+        return digest_of(self.to_dict())
 
     def number(self, name: str) -> int:
         """A party's number among the clients."""
@@ -421,6 +421,11 @@ class StatisticsTerms(Terms):
         asked = self.spec.with_values({"privacy.delta": self.delta})
         warnings = [("WARNING", text) for text in build.large_delta(asked, self.sizes[number], federated=True)]
         return [("counted", what[self.purpose])], leaves, [("proven ε", proven), *warnings]
+
+
+def digest_of(saved: Mapping[str, Any]) -> str:
+    """The digest of an agreement as it was saved: the files that it names need not be approved here."""
+    return hashlib.sha256(canonical(saved)).hexdigest()
 
 
 def sums_integers(plan: PrivacyPlan) -> bool:

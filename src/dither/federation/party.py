@@ -46,6 +46,7 @@ from dither.federation.agreement import (
     StatisticsTerms,
     Terms,
     approved_digest,
+    digest_of,
     federated_spec,
     record_approval,
     secagg_rules,
@@ -745,6 +746,14 @@ def approved_agreement(folder: Path) -> Agreement | None:
     """The agreement that the owner of this party's folder approved last."""
     digest = approved_digest(folder)
     return next((each for each in _agreements(folder) if each.digest == digest), None) if digest else None
+
+
+def approved_privacy(folder: Path) -> dict[str, Any] | None:
+    """The privacy section of that agreement, whatever files of the owner's it names."""
+    digest = approved_digest(folder)
+    paths = sorted((folder / "runs").glob(f"*/{Agreement.file}"))
+    found = (read_checked(path, PARTY_ADVICE) for path in paths)
+    return next((dict(each["spec"]["privacy"]) for each in found if digest_of(each) == digest), None)
 
 
 def session_id(agreement: Terms) -> bytes:

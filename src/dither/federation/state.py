@@ -50,7 +50,7 @@ import numpy as np
 from dither.accounting.ledger.store import state_folder
 from dither.errors import DamagedFile, FederationError, RunExists
 from dither.experiment.folder import Checkpoint, RunFolder, lock, read_checked, to_json, write_bytes, write_checked
-from dither.federation.agreement import Agreement
+from dither.federation.agreement import Agreement, digest_of
 from dither.federation.keys import Identity, Keyring, is_signed
 from dither.federation.messages import digest
 
@@ -212,6 +212,11 @@ class Journal(_RunFiles):
         """Drop an agreement that not everybody accepted, and the enrolment under it."""
         for name in ("terms.json", "secagg.json"):
             (self.path / name).unlink(missing_ok=True)
+
+    def agreed(self) -> str:
+        """The digest of the agreement; empty without one."""
+        path = self.path / Agreement.file
+        return digest_of(read_checked(path, self._advice)) if path.is_file() else ""
 
     def rounds(self) -> list[dict[str, Any]]:
         """Completed rounds, in order."""
