@@ -5,13 +5,16 @@ federated learning via model inconsistency", CCS 2022).
 
 Here parties count; the same with models is in tests/federation/test_hostile.py."""
 
+from dataclasses import replace
+
 import numpy as np
+import pandas as pd
 import pytest
 
-from dither.errors import FederationError
+from dither.errors import DataError, FederationError
 from dither.experiment.counting import Question
 from dither.federation import messages
-from dither.federation.agreement import Agreement, federated_spec, held_out_rows
+from dither.federation.agreement import Agreement, PartyData, federated_spec, held_out_rows
 from dither.federation.surveys import StatisticsCoordinator, _Asked
 from dither.secagg.messages import Kind
 from dither.secagg.roster import AnnouncedCohort
@@ -120,6 +123,20 @@ def test_a_model_is_evaluated_after_its_training(evaluating):
     with pytest.raises(FederationError, match="evaluated before this training began"):
         training._charge(0)
     assert not training._charged()
+
+
+def test_labels_of_records_that_are_held_out_fit_before_the_training(evaluating):
+    """A server whose schema has one class more than its model learnt from the refusal of an evaluation whether one
+    of these records has it."""
+    trained = evaluating.agreement.trained
+    label = {"column": "ill", "classes": ["no", "yes", "maybe"]}
+    trained = replace(trained, schema={**trained.schema, "label": label})
+    table = pd.read_csv(evaluating.clinics.file("ann"))
+    table["ill"] = "no"
+    table.loc[held_out_rows(trained.spec, 200)[1][0], "ill"] = "maybe"
+    table.to_csv(evaluating.clinics.file("ann"), index=False)
+    with pytest.raises(DataError, match="has labels beyond the 2 classes"):
+        trained.encode(PartyData(evaluating.clinics.file("ann")))
 
 
 def test_an_answer_is_about_the_model_that_came_with_its_question(evaluating):

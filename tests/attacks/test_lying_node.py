@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from dither.errors import FederationError
+from dither import data
+from dither.errors import DitherError, FederationError
 from dither.federation import messages
 from dither.secagg import primitives
 from dither.secagg.roster import AnnouncedCohort
@@ -218,6 +219,29 @@ def test_a_hello_that_says_too_much(tmp_path):
     joined = [facts["party"] for event, facts in journal_events if event == "joined"]
     assert sorted(joined) == sorted(NAMES)
     assert max(len(json.dumps(facts)) for _, facts in journal_events) < 10**5
+
+
+def test_nothing_is_allocated_for_records_that_a_party_says_it_holds(tmp_path, monkeypatch):
+    """The rows of 2^31 - 1 records were put in order to count them: the server ran out of memory."""
+    parties = Parties(tmp_path, small_spec())
+    hello = parties.nodes[LIAR]._hello
+    parties.nodes[LIAR]._hello = lambda: {**hello(), "records": 2**31 - 1}
+    split = data.row_split
+    monkeypatch.setattr(data, "row_split", lambda count, *more: split(min(count, 10**4), *more))
+    with pytest.raises(FederationError, match=f"{LIAR} does not take part"):  # its own program refuses
+        parties.coordinator().run()
+    assert parties.coordinator().journal.agreement().sizes[NAMES.index(LIAR)] == 2**31 - 1
+
+
+@pytest.mark.parametrize(("facts", "why"), [({"epsilon": 1e-21}, "1e-21"), ({"records": 1}, "1")])
+def test_what_a_party_says_of_itself_is_somebodys(tmp_path, facts, why):
+    """A run that cannot begin because of one party's hello: its server must know without whom it could."""
+    spec = {"privacy.noise": "proven", "privacy.epsilon": 1.0}
+    parties = Parties(tmp_path, small_spec(**spec))
+    hello = parties.nodes[LIAR]._hello
+    parties.nodes[LIAR]._hello = lambda: {**hello(), **facts}
+    with pytest.raises(DitherError, match=rf" {why} \({LIAR}\)"):
+        parties.coordinator().run()
 
 
 def test_keys_that_cannot_be_read_are_somebodys(tmp_path):

@@ -1,6 +1,7 @@
 """A party says how much it allows (`dither join --epsilon`). A server with its real keys asks for statistics too,
 or takes the others' noise out of a sum by what it broadcasts to them."""
 
+import json
 from dataclasses import replace
 
 import jax
@@ -210,3 +211,10 @@ def test_what_nobody_reads_has_no_warning(parties, monkeypatch, colluders, optio
     result = CliRunner().invoke(app, asked)
     assert answers == ["--yes"] * approved
     assert ("approves no agreement with a warning" in str(result.exception)) != approved
+    # Who reads the agreement as JSON, to name it with --approve, saw the last warning alone, and of all proofs the
+    # one against the weakest adversary.
+    told = CliRunner().invoke(app, [*asked, "--json"]).output.splitlines()
+    (terms,) = [json.loads(line) for line in told if '"terms"' in line]
+    read = [(each["what"], each["agreement"]) for each in terms["terms"]]
+    assert read == agreement.describe("ann", experiment)
+    assert len([what for what, _ in read if what == "proven ε"]) > 1

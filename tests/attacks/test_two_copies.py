@@ -203,3 +203,91 @@ def test_a_party_killed_at_any_write_answers_once_and_is_charged_before(server, 
         assert json.loads(note.read_text())["releases"] == index + 1
     (spent,) = server.clinics.spent("ann")
     assert 0.99 < spent.epsilon <= 1.0
+
+
+@pytest.fixture
+def masked(tmp_path):
+    """A server with its keys, of four parties whose sums are masked."""
+    parties = Parties(tmp_path / "federation", small_spec(**{"secagg.mode": "real"}))
+    with pytest.raises(Enrolled):
+        parties.coordinator(on_event=stop).run()
+    return Hostile(tmp_path / "copy", parties)
+
+
+def unsealed(masked, uploads, cohort, attempt):
+    """What ann answers when it is asked to open that attempt."""
+    if attempt == 0:
+        asked = messages.asked_digest(list(masked.broadcast("ann", 0.0).values()))
+        masked.session.announce(0, cohort, masked.experiment.num_params, asked)
+    for upload in uploads:
+        masked.session.upload(upload)
+    request = masked.session.unseal()[0]
+    return masked.ask("ann", "unseal", {"run": masked.agreement.run}, {"secagg": request})
+
+
+@pytest.mark.parametrize("name", ["", "secagg.json"])
+def test_a_folder_that_is_put_back_helps_to_open_one_sum_of_a_round(masked, name):
+    """A copy made between upload and opening had forgotten that it helped to open the first attempt. It uploaded
+    for the second one and opened that, too: with one colluder, the difference of both sums is bob's upload."""
+    run, first = masked.store("ann"), masked.announce(range(4))
+    uploads = [masked.round(name, first).bytes("upload") for name in masked.nodes]
+    shutil.copytree(run, run.with_name("before"))
+    assert unsealed(masked, uploads, range(4), 0).kind == "unseal"
+    if name:
+        shutil.copy(run.with_name("before") / name, run)
+    else:
+        put_back(run)
+    masked.restart("ann")
+    answer = masked.round("ann", masked.announce((0, 2, 3), attempt=1))
+    assert "does not remember" in answer.fields.get("why", "")
+
+
+def test_a_folder_that_is_put_back_helps_to_open_nothing(masked, monkeypatch):
+    """A copy made in the middle of the round: its second upload was refused, but then it took part in the opening
+    of what it was asked to upload for."""
+    run, first = masked.store("ann"), masked.announce(range(4))
+    others = [masked.round(name, first).bytes("upload") for name in masked.nodes if name != "ann"]
+    masked.broadcast("ann", 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(ClientEngine, "answer", backed_up(run, ClientEngine.answer))
+        upload = masked.round("ann", first).bytes("upload")
+    put_back(run)
+    masked.restart("ann")
+    assert "does not remember" in masked.round("ann", first).fields["why"]
+    assert "does not remember" in unsealed(masked, [*others, upload], range(4), 0).fields.get("why", "")
+
+
+def test_a_party_that_has_lost_the_note_of_what_it_released_does_not_go_on(server):
+    """Without the state folder, a folder that was put back cannot be told from one that was not."""
+    party = server.clinics.nodes["ann"]
+    question = AGE._replace(share=0.2)
+    assert len(asked(server, party, 0, question)) == 4
+    for note in store.state_folder("releases").glob("*.json"):
+        note.unlink()
+    assert asked(server, party, 0, question) == REFUSALS["other"]
+    assert asked(server, server.clinics.node("ann"), 1, question) == REFUSALS["other"]
+
+
+def test_a_file_that_is_put_back_by_itself_gives_no_second_answer(server, monkeypatch):
+    """As the record of what was released was whole, the answer that it lists was made again with fresh noise."""
+    party = server.clinics.nodes["ann"]
+    run = party.folder / "runs" / server.agreement.run
+    with monkeypatch.context() as patch:
+        patch.setattr(Institution, "answer", backed_up(run, Institution.answer))
+        first = asked(server, party)
+    shutil.copy(run.with_name("before") / "answers.json", run)
+    assert asked(server, party) == REFUSALS["other"]
+    assert len(first) == 4
+
+
+def test_files_of_a_round_that_are_put_back_by_themselves_give_no_second_upload(masked, monkeypatch):
+    run, first = masked.store("ann"), masked.announce(range(4))
+    masked.broadcast("ann", 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(ClientEngine, "answer", backed_up(run, ClientEngine.answer))
+        assert masked.round("ann", first).kind == "upload"
+    for name in ("intent.json", "secagg.json"):
+        shutil.copy(run.with_name("before") / name, run)
+    (run / "pending.npz").unlink()
+    masked.restart("ann")
+    assert "does not remember" in masked.round("ann", first).fields.get("why", "")

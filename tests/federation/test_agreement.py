@@ -6,16 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from dither import data
 from dither.accounting import compress
 from dither.accounting.ledger import Budget, Charge, composed
 from dither.accounting.ledger.runs import EVERY_RECORD
+from dither.cli import app
 from dither.errors import ConfigError, DataError, FederationError
-from dither.federation.agreement import Agreement, PartyData, collusion_notes, federated_spec
+from dither.experiment.folder import write_text
+from dither.federation import keys, state
+from dither.federation.agreement import Agreement, PartyData, collusion_notes, federated_spec, record_approval
 from dither.federation.server import load_evaluation_data
 from dither.privacy.sampling import planned_cohorts
-from dither.spec import Spec
+from dither.spec import Spec, code
 from dither.types import RoundInfo, epsilon_text
 from tests.federation.parties import small_spec
 
@@ -54,6 +58,28 @@ def test_a_table_is_encoded_by_the_federations_schema(table):
     x, y = agreement().encode(PartyData(table, "outcome"))
     np.testing.assert_array_equal(x[:, 1:], [[1, 0, 0], [0, 0, 1], [0, 1, 0]])  # ward z is "(other)"
     assert y.tolist() == [1, 0, 0]
+
+
+def test_an_agreement_on_a_file_that_is_not_at_hand_is_verified(tmp_path, monkeypatch):
+    """`dither federation verify` and `dither budget show` refused every run of an own method or model."""
+    keys.create(tmp_path / "keys", ("ann", "bob"), hosts=["localhost"])
+    keyring, identity = (each.load(tmp_path / "keys" / "server") for each in (keys.Keyring, keys.Identity))
+    own = tmp_path / "keys" / "parties" / "ann"
+    method = Path(__file__).parents[2] / "examples" / "fedavgm_dp.py"
+    agreed = agreement(spec=federated_spec(small_spec().with_values({"method": str(method)}), 4, "wards"))
+    journal = state.Journal(tmp_path / "run")
+    write_text(journal.path / "spec.toml", "")
+    agreed.save(journal.path)
+    journal.sign(identity, keyring.id)
+    statement = {"party": "ann", "terms": agreed.digest, "releases": 0, "head": ""}
+    state.save_statements(journal.path, {"ann": keys.Identity.load(own).signed(statement)})
+    agreed.save(own / "runs" / "r")
+    record_approval(own, agreed, "test")
+    monkeypatch.setattr(code, "_approved", {})
+    told = CliRunner().invoke(app, ["federation", "verify", str(journal.path), "--federation", str(own)])
+    assert "ann released 0 messages" in told.output, told.exception
+    told = CliRunner().invoke(app, ["budget", "show", "--federation", str(own), "--ledger", str(tmp_path / "l")])
+    assert told.exit_code == 0, told.exception
 
 
 def test_a_party_computes_the_public_features_that_were_agreed_on(table):

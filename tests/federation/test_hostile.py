@@ -14,6 +14,7 @@ from dither.errors import DataError, FederationError, LedgerError
 from dither.experiment.build import least_clients
 from dither.federation import engines, joining, messages
 from dither.federation.party import REFUSALS
+from dither.federation.state import ChargedRound, PartyStore
 from dither.secagg.messages import Kind
 from dither.secagg.roster import AnnouncedCohort
 from dither.secagg.server import ServerSession
@@ -194,6 +195,18 @@ def test_terms_cannot_change_under_a_run_that_was_agreed_on(hostile):
     assert hostile.ask("ann", "terms", {"terms": found}).kind == "accepted"  # those that were approved: as before
 
 
+def test_the_masks_of_a_run_are_for_one_agreement(hostile):
+    """A party that was killed before the terms were saved went on under other terms with the keys and the rules of
+    the first: a sum of fewer parties than the owner had read."""
+    (hostile.store("ann") / "terms.json").unlink()
+    hostile.restart("ann")
+    found = hostile.agreement.to_dict()
+    spec = hostile.agreement.spec.with_values({"federation.min_clients": 4})
+    answer = hostile.ask("ann", "terms", {"terms": {**found, "spec": spec.to_dict()}})
+    assert "begun under another agreement" in why(answer)
+    assert hostile.ask("ann", "terms", {"terms": found}).kind == "accepted"
+
+
 @pytest.mark.parametrize("change", [{"secagg.mode": "ideal"}, {"data.schema": "own.toml"}, {"compare": True}])
 def test_terms_with_settings_of_a_simulation_are_refused(hostile, change):
     spec = hostile.agreement.spec.with_values(change)
@@ -282,9 +295,12 @@ def test_a_node_that_has_lost_its_memory_does_not_go_on(hostile):
     assert hostile.charged("ann") == [0]
 
 
-def test_a_run_does_not_go_on_with_another_ledger(hostile):
-    """Nor with other records: the account that paid for its rounds is gone."""
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_run_does_not_go_on_with_another_ledger(hostile, killed):
+    """Nor with other records: the account that paid for its rounds is gone. Nor if it was about to charge one."""
     assert hostile.round("ann", hostile.announce(range(4))).kind == "upload"
+    if killed:
+        PartyStore(hostile.store("ann")).save(ChargedRound(1, ""))
     hostile.restart("ann", ledger=Ledger(hostile.folder / "fresh.sqlite"), new_ledger=True)
     answer = hostile.ask("ann", "terms", {"terms": hostile.agreement.to_dict()})
     assert "began with other records or another ledger" in why(answer)

@@ -19,8 +19,9 @@ def record(tmp_path):
         return state.ReleaseRecord(tmp_path, name, terms, identities[name])
 
     ann = opened()
-    for index, content in enumerate((b"zero", b"one", b"one", b"one again", b"two")):
-        ann.append(min(index, 1) if index < 4 else 2, content)
+    ann.begin()
+    for content, *place in ((b"zero", 0), (b"one", 1), (b"one", 1), (b"one again", 1, 1), (b"two", 2)):
+        ann.append(content, *place)
     return tmp_path, keyring, opened
 
 
@@ -32,9 +33,9 @@ def test_a_repeated_upload_is_no_new_release_and_a_new_attempt_is_one(record):
     folder, keyring, opened = record
     assert [json.loads(line)["round"] for line in lines(folder)] == [0, 1, 1, 2]
     again = opened()  # after a restart
-    again.append(2, b"two")
+    again.append(b"two", 2)
     assert len(lines(folder)) == 4
-    again.append(3, b"three")
+    again.append(b"three", 3)
     assert state.check_record(folder, keyring)["releases"] == 5
     statement = again.statement()
     assert state.check_statement(statement, "ann", "t", keyring)["releases"] == 5
@@ -68,11 +69,60 @@ def test_half_a_line_is_dropped_and_another_partys_line_refused(record):
     folder, keyring, opened = record
     whole = lines(folder)
     (folder / state.RELEASES).write_text("".join(whole) + whole[-1][:40])  # the power failed: nothing left
-    opened().append(3, b"three")
+    opened().append(b"three", 3)
     assert state.check_record(folder, keyring)["releases"] == 5
-    opened("bob").append(4, b"four")
+    bob = opened("bob")
+    bob.begin()
+    bob.append(b"four", 4)
     with pytest.raises(DamagedFile, match="line 6 does not follow"):
         state.check_record(folder, keyring)
+
+
+def test_a_record_goes_forward_alone(record):
+    """Whatever other files of the folder say: an attempt of a round once, and nothing beside an opened sum."""
+    ann = record[2]()
+    for content, index, attempt, opens in ((b"", 1, 2, False), (b"other", 2, 0, False), (b"", 1, 1, True)):
+        with pytest.raises(FederationError, match="does not remember"):
+            ann.append(content, index, attempt, opens=opens)
+    ann.append(b"shares", 2, opens=True)
+    for attempt, opens in ((0, False), (1, False), (1, True)):
+        with pytest.raises(FederationError, match="does not remember"):
+            ann.append(b"", 2, attempt, opens=opens)
+    ann.append(b"shares of its own seal", 2, opens=True)
+    ann.append(b"shares", 2, opens=True)  # asked again
+    ann.append(b"three", 3)
+    assert len(lines(record[0])) == 8
+
+
+def test_a_line_that_a_full_disk_cut_off_is_written_again(record, monkeypatch):
+    """The party went on only after a restart: until then it took itself for a copy."""
+    folder, keyring, opened = record
+    ann = opened()
+    whole = state._append
+
+    def full(path, entry):
+        with open(path, "a", encoding="utf-8") as file:
+            file.write('{"party": "an')
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(state, "_append", full)
+    with pytest.raises(OSError, match="No space"):
+        ann.append(b"three", 3)
+    monkeypatch.setattr(state, "_append", whole)
+    ann.append(b"three", 3)
+    assert state.check_record(folder, keyring)["releases"] == 5
+
+
+@pytest.mark.parametrize("change", [{"releases": "\x1b[2J"}, {"releases": True}, {"head": 7}, {"head": "\x1b[2J"}])
+def test_a_statement_is_a_count_and_a_digest(record, change):
+    """`dither federation verify` prints both, and ended in a TypeError: nobody could check the run any more."""
+    folder, keyring, opened = record
+    identity = keys.Identity.load(folder / "fed" / "parties" / "ann")
+    statement = opened().statement()
+    del statement["signature"]
+    assert state.check_statement(identity.signed(statement), "ann", "t", keyring)["releases"] == 4
+    with pytest.raises(FederationError, match="no count and digest"):
+        state.check_statement(identity.signed(statement | change), "ann", "t", keyring)
 
 
 @pytest.mark.parametrize("name", ["model.py", "local/schema.toml", "scores.json"])

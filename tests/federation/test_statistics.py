@@ -21,7 +21,7 @@ from dither.federation.agreement import PartyData, StatisticsTerms
 from dither.federation.party import Party
 from dither.federation.server import Coordinator, load_evaluation_data
 from dither.federation.state import Journal
-from dither.federation.surveys import StatisticsCoordinator, write_statistics
+from dither.federation.surveys import FederatedProject, StatisticsCoordinator, write_statistics
 from dither.spec import Spec
 from dither.types import epsilon_text
 from tests.experiment.test_private_schema import clinic
@@ -77,7 +77,7 @@ class Clinics:
             **changes,
         )
 
-    def coordinator(self):
+    def coordinator(self, **changes):
         place = self.folder / "run"
         place.mkdir(exist_ok=True)
         return Coordinator(
@@ -87,12 +87,13 @@ class Clinics:
             Journal(place),
             load_evaluation_data(self.spec),
             wait_seconds=20.0,
+            **changes,
         )
 
-    def asking(self, budget=(4.0, 1e-5)):
-        coordinator = self.coordinator()
-        coordinator.gather(coordinator.parties, 3)
-        return StatisticsCoordinator(coordinator, "statistics", budget)
+    def asking(self, budget=(4.0, 1e-5), purpose="statistics", **changes):
+        coordinator = self.coordinator(**changes)
+        coordinator.gather(coordinator.parties, len(coordinator.parties))
+        return StatisticsCoordinator(coordinator, purpose, budget)
 
     def simulated(self, budget=(4.0, 1e-5)):
         words = [noise_words("seeded", self.spec.seed, "statistics", client) for client in range(3)]
@@ -119,6 +120,88 @@ def test_a_party_whose_text_cannot_be_written_is_named(tmp_path, kind):
     liar._handle = lambda message: lies(message) if message.kind == kind else handle(message)
     with pytest.raises(FederationError, match="bob does not take part: a header that cannot be read"):
         clinics.asking().names(Question("names", ("grade",), 0.1))
+
+
+def lying(clinics, changed, *names):
+    """These parties list other columns, or other names of categories."""
+
+    def lies(handle, message):
+        what, fields, arrays = handle(message)
+        return what, {name: changed.get(name, lambda it: it)(each) for name, each in fields.items()}, arrays
+
+    for name in names:
+        node = clinics.nodes[name]
+        node._handle = lambda message, handle=node._handle: lies(handle, message)
+
+
+@pytest.mark.parametrize("left", [0, -1])
+def test_a_party_that_lacks_the_label_is_named(tmp_path, left):
+    """The others could not tell whom to leave out."""
+    clinics = Clinics(tmp_path, 60)
+    lying(clinics, {"columns": lambda it: [name for name in it[:left] if name != "ill"]}, "bob")
+    with pytest.raises(FederationError, match=r"^bob: no column 'ill' .* --without bob$"):
+        clinics.asking().header  # noqa: B018
+
+
+def test_counting_goes_on_without_a_party_that_did_not_take_part(tmp_path):
+    """As the server's message says. It kept the terms of all three, and waited for the one that was left out."""
+    clinics = Clinics(tmp_path, 60)
+    lying(clinics, {"digest": lambda it: "another"}, "bob")
+    with pytest.raises(FederationError, match=r"bob does not take part: .* --without bob"):
+        clinics.asking()
+    asking = clinics.asking(without=("bob",))
+    assert asking.agreement.names == ("ann", "cat")
+    assert asking.total(QUESTIONS[0]._replace(share=0.5))
+
+
+def test_a_sum_that_cannot_be_opened_ends_the_counting(tmp_path, monkeypatch):
+    """The server named nobody, and asked to be started again: which ended in the same way for ever."""
+    clinics = Clinics(tmp_path, 60, **{"federation.round_timeout": 1.0})
+    asking = clinics.asking()
+    bob, honest = FIRST + 1, clinics.transport.answer[FIRST + 1]
+    monkeypatch.setitem(clinics.transport.answer, bob, lambda body: None if b'"unseal"' in body else honest(body))
+    with pytest.raises(FederationError, match=r"bob did not help to open its sum, .*; start a new run$"):
+        asking.total(QUESTIONS[0])
+    monkeypatch.undo()
+    monkeypatch.setattr(messages, "_LOOK_SECONDS", 0.0)
+    asking = clinics.asking()
+    with pytest.raises(FederationError, match=r"server ended while it opened its sum, .*; start a new run$"):
+        asking.total(QUESTIONS[0])
+
+
+def test_a_project_is_split_by_the_counts_that_were_agreed_to(tmp_path):
+    """A party that said another count before the evaluation changed its ε, when the rest was spent."""
+    clinics = Clinics(tmp_path, 60)
+    asking = clinics.asking(purpose="schema")
+    project = FederatedProject(asking)
+    project._coordinator = coordinator = clinics.coordinator()
+    coordinator.gather(NAMES, 3)
+    before = project._budgets(NAMES)
+    coordinator.mailbox.greeted["bob"]["records"] = 2**31 - 1
+    assert project._budgets(NAMES) == before
+
+
+@pytest.mark.parametrize("name", ["", "NA", "high ", "1.0", "x" * 1001])
+def test_a_party_that_lists_what_no_cell_reads_is_named(tmp_path, name):
+    """Two spellings of one category made a schema that nobody can read, whenever the server was started again."""
+    clinics = Clinics(tmp_path, 200)
+    lying(clinics, {"names": lambda it: [[*names, name] for names in it]}, "bob")
+    with pytest.raises(FederationError, match="bob does not take part: it lists names"):
+        clinics.asking().names(Question("names", ("grade",), 0.1))
+
+
+def test_names_that_do_not_fit_into_a_question_stop_nobody(tmp_path):
+    """The question was longer than a message may be: every honest party refused it."""
+    clinics = Clinics(tmp_path, 200)
+    long = [chr(0x1F600) * 900 + str(number) for number in range(60)]
+    for party in NAMES:
+        lying(
+            clinics, {"names": lambda it, p=party: [[*names, *(p + each for each in long)] for names in it]}, party
+        )
+    asking = clinics.asking()
+    listed = asking.names(Question("names", ("grade", "visit"), 0.3))
+    assert {"high", "low"} <= set(listed[0])
+    asking.total(Question("categories", ("grade", "visit"), 0.1, categories=tuple(map(tuple, listed))))
 
 
 QUESTIONS = [

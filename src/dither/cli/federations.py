@@ -137,10 +137,10 @@ def join(
 
     def ask(agreement: Any, experiment: Any) -> str:
         rows = agreement.describe(keys.party_name(federation), experiment)
+        table = [{"what": what, "agreement": value} for what, value in rows]  # some have several rows
         if asked.json:
-            common.print_event("terms", digest=agreement.digest, terms=dict(rows))
+            common.print_event("terms", digest=agreement.digest, terms=table)
         elif asked.text:
-            table = [{"what": what, "agreement": value} for what, value in rows]
             common.print_table(table, title="What you are asked to agree to")
         before = approved_digest(federation, agreement.purpose)
         warnings = [value for what, value in rows if what == "WARNING" and not test]
@@ -410,17 +410,17 @@ def verify(
     keyring = keys.Keyring.load(federation)
     if (folder / state.RELEASES).is_file():
         signed = state.check_record(folder, keyring)
-        last = f"{signed['releases']} releases, the last is {signed['head'][:16]}"
+        last = f"{signed['releases']} messages, the last is {signed['head'][:16]}"
         said = [f"signed by {signed['party']}, nothing changed or missing: {last}"]
     else:
         journal = state.Journal(folder)
         signed = journal.verify(keyring)
         said = [f"signed by the server of this federation: {', '.join(sorted(signed['files']))}"]
-        agreement = journal.agreement()
-        stated = state.load_statements(folder, agreement.digest, keyring) if agreement is not None else {}
+        agreed = journal.agreed()
+        stated = state.load_statements(folder, agreed, keyring) if agreed else {}
         signed["releases"] = stated
         said += [
-            f"{n} released {each['releases']} uploads, the last is {each['head'][:16]}"
+            f"{n} released {each['releases']} messages, the last is {each['head'][:16]}"
             for n, each in stated.items()
         ]
     if common.emit(signed):

@@ -334,14 +334,14 @@ def budget_show(
     ledger = _ledger(ledger_file)
     terms: dict[str, Any] = {"delta": delta}
     if federation is not None:
-        from dither.federation.party import approved_agreement
+        from dither.federation.party import approved_privacy
 
-        agreement = approved_agreement(federation)
-        if agreement is None:
+        agreed = approved_privacy(federation)
+        if agreed is None:
             raise ConfigError(
                 f"{str(federation)!r} has no approved agreement; `dither join` shows one and asks for approval"
             )
-        terms = {key: getattr(agreement.spec.privacy, key) for key in ("delta", "view", "adjacency")}
+        terms = {key: agreed[key] for key in ("delta", "view", "adjacency")}
     rows: list[dict[str, Any]] = []
     gaps: dict[str, None] = {}
     named = {_data_id(ledger, file): file for file in _files(data)} if data else {}

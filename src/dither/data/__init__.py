@@ -21,6 +21,7 @@ from dither.data.dataset import (
     pool,
     public_part,
     row_split,
+    row_split_sizes,
     stratified_split,
     stream,
     zeros_aligned,

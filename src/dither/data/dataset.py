@@ -388,6 +388,12 @@ def row_split(count: int, test_fraction: float, seed: int) -> tuple[np.ndarray, 
     return np.sort(order[held:]), np.sort(order[:held])
 
 
+def row_split_sizes(count: int, test_fraction: float) -> tuple[int, int]:
+    """How many rows (train, test) `row_split` gives: nothing is allocated, whoever says how many there are."""
+    held = _test_count(count, test_fraction)
+    return count - held, held
+
+
 def _test_count(count: int, test_fraction: float) -> int:
     if not 0.0 <= test_fraction < 1.0:
         raise DataError(f"test_fraction={test_fraction} must be at least 0 and below 1")

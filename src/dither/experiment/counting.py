@@ -22,7 +22,7 @@ from scipy.special import ndtri
 
 from dither.accounting import ZERO_OUT, gaussian_mu
 from dither.accounting.ledger import Charge, Ledger
-from dither.data.schema import MISSING, MISSING_NUMBER, factorize, parse_numbers
+from dither.data.schema import MISSING, MISSING_NUMBER, canonical, factorize, parse_numbers
 from dither.errors import DataError, SpecError
 from dither.experiment.report import decode
 from dither.privacy.discrete import Words, discrete_gaussian, os_words
@@ -386,6 +386,12 @@ def noise_words(randomness: str, seed: int, purpose: str, client: int) -> Words:
 def total_std(question: Question, mu: float, institutions: int) -> float:
     """Of the noise in a sum over the institutions."""
     return noise_std(question, mu) * math.sqrt(institutions)
+
+
+def is_name(listed: object) -> bool:
+    """Whether an institution may list this as the name of a category: the spelling of a cell, not too long."""
+    plain = type(listed) is str and len(listed) <= _LONGEST_NAME
+    return plain and listed not in MISSING and canonical(listed) == listed
 
 
 def union(answers: Sequence[Sequence[Sequence[str]]]) -> list[list[str]]:

@@ -129,7 +129,7 @@ class Terms:
     @property
     def digest(self) -> str:
         """SHA-256 of the canonical form."""
-        return hashlib.sha256(canonical(self.to_dict())).hexdigest()
+        return digest_of(self.to_dict())
 
     def number(self, name: str) -> int:
         """A party's number among the clients."""
@@ -144,7 +144,7 @@ class Terms:
 
     def counted(self, records: int) -> int:
         """How many of a party's records this agreement is about."""
-        return len(held_out_rows(self.spec, records)[0])
+        return held_out_sizes(self.spec, records)[0]
 
     def describe(self, name: str, experiment: build.Experiment | None = None) -> list[tuple[str, str]]:
         """The agreement in plain words, for the owner of one party's data."""
@@ -280,9 +280,6 @@ class Agreement(Terms):
         """A party's training records as arrays, by the schema, or those that are held out of training by their row
         numbers; with `empty` none of them, and no value is looked at."""
         x, y = source.encode(self, empty=empty)
-        if held_out or (self.spec.data.split == "rows" and not empty):
-            rows = held_out_rows(self.spec, len(y))[held_out]
-            x, y = x[rows], y[rows]
         if x.shape[1] != self.num_features:
             raise DataError(
                 f"{source.name!r} has {x.shape[1]} features a record, the federation's model takes "
@@ -291,6 +288,10 @@ class Agreement(Terms):
         least = 0 if self.schema is None or "privacy" not in self.schema else -1  # a blank
         if len(y) and (y.min() < least or y.max() > (len(self.classes) - 1 if self.classes else 1)):
             raise DataError(f"{source.name!r} has labels beyond the {len(self.classes)} classes of the federation")
+        # Of all records, so that no refusal of an evaluation tells of those that are held out.
+        if held_out or (self.spec.data.split == "rows" and not empty):
+            rows = held_out_rows(self.spec, len(y))[held_out]
+            x, y = x[rows], y[rows]
         return x, y
 
     def _described(self, number: int, experiment: build.Experiment | None) -> tuple[Rows, Rows, Rows]:
@@ -379,7 +380,7 @@ class StatisticsTerms(Terms):
         return len(self.names)
 
     def counted(self, records: int) -> int:
-        return records if self.trained is None else len(held_out_rows(self.trained.spec, records)[1])
+        return records if self.trained is None else held_out_sizes(self.trained.spec, records)[1]
 
     @property
     def rules(self) -> Rules | None:
@@ -422,6 +423,11 @@ class StatisticsTerms(Terms):
         return [("counted", what[self.purpose])], leaves, [("proven ε", proven), *warnings]
 
 
+def digest_of(saved: Mapping[str, Any]) -> str:
+    """The digest of an agreement as it was saved: the files that it names need not be approved here."""
+    return hashlib.sha256(canonical(saved)).hexdigest()
+
+
 def sums_integers(plan: PrivacyPlan) -> bool:
     """Whether secure aggregation sums integers with noise that no broadcast can take from them."""
     return plan.aggregation != "off" and (plan.exact_sums or plan.discrete_noise)
@@ -429,8 +435,16 @@ def sums_integers(plan: PrivacyPlan) -> bool:
 
 def held_out_rows(spec: Spec, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Row numbers of a party's records (training, held out): all are for training unless data.split is 'rows'."""
-    fraction = spec.data.test_fraction if spec.data.split == "rows" else 0.0
-    return data.row_split(count, fraction, spec.seed)
+    return data.row_split(count, _held_out(spec), spec.seed)
+
+
+def held_out_sizes(spec: Spec, count: int) -> tuple[int, int]:
+    """How many rows these are."""
+    return data.row_split_sizes(count, _held_out(spec))
+
+
+def _held_out(spec: Spec) -> float:
+    return spec.data.test_fraction if spec.data.split == "rows" else 0.0
 
 
 def require(good: bool, otherwise: str) -> None:

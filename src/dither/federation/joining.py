@@ -20,7 +20,7 @@ from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
 from dither.errors import DataError, DitherError, FederationError
 from dither.experiment.folder import lock
 from dither.federation import flower, keys, nvflare
-from dither.federation.agreement import PartyData, held_out_rows
+from dither.federation.agreement import PartyData, held_out_sizes
 from dither.federation.local import IdleTimer, answer_at, clock, host_and_port
 from dither.federation.party import LOCAL, Party, approved_agreement
 from dither.spec import code
@@ -203,7 +203,7 @@ def _check_data(folder: Path, data: Path, label: str) -> Iterator[Preflight]:
         True, f"it fits the approved agreement: {x.shape[1]} features, {len(agreement.classes)} classes"
     )
     agreed = agreement.sizes[agreement.number(keys.party_name(folder))]
-    if agreed != len(held_out_rows(agreement.spec, records.count)[0]):
+    if agreed != held_out_sizes(agreement.spec, records.count)[0]:
         yield Preflight(False, f"the approved agreement counts {agreed:,} records")
 
 

@@ -249,7 +249,7 @@ class Mailbox:
         self._asked: dict[int, str] = {}  # the mark under which an address was last greeted
         self._looked = 0.0
         self.greeted: dict[str, dict[str, Any]] = {}  # party -> its hello
-        self.strange: list[str] = []  # what was heard and could not be used
+        self.strange = ""  # why what was heard last could not be used
         self.bytes_up: dict[str, int] = {}
         self.bytes_down: dict[str, int] = {}
 
@@ -342,7 +342,7 @@ class Mailbox:
             exchange.waiting.discard(name)
             try:
                 if message is None:
-                    raise FederationError(self.strange[-1])
+                    raise FederationError(self.strange)
                 if message.kind == "refused":
                     why = str(message.fields.get("why", "no reason given"))
                     exchange.replies.refused[name] = _plain(why)
@@ -356,7 +356,7 @@ class Mailbox:
         try:
             return unpack(body, federation=self.keyring.id, to=SERVER, keys=public, answers=quoted)
         except FederationError as error:
-            self.strange.append(str(error))
+            self.strange = _plain(str(error))
             return None
 
     def _pack(self, name: str, kind: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> bytes:

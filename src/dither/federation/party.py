@@ -46,6 +46,7 @@ from dither.federation.agreement import (
     StatisticsTerms,
     Terms,
     approved_digest,
+    digest_of,
     federated_spec,
     record_approval,
     secagg_rules,
@@ -398,7 +399,10 @@ class _PartyRun:
             return None
         saved = self.store.secagg()
         if saved is not None:
-            return ClientSession.load(saved)
+            session = ClientSession.load(saved)
+            if session.federation != session_id(self.agreement):  # killed before those terms were saved
+                raise FederationError(f"run {self.agreement.run[:8]} was begun under another agreement")
+            return session
         session = ClientSession(
             self.client,
             federation=session_id(self.agreement),
@@ -426,6 +430,8 @@ class _PartyRun:
         }[message.kind]
         answer = step(message.bytes("secagg"))
         self.store.save_secagg(session.save())
+        if answer is not None and message.kind in ("unseal", "release"):
+            self.releases.append(answer, *session.place, opens=True)
         return {} if answer is None else {"secagg": answer}
 
     def _announced(
@@ -443,11 +449,11 @@ class _PartyRun:
     def _upload(self, index: int, announced: _Announced | None, row: np.ndarray) -> bytes | np.ndarray:
         """The row, masked if sums are secure. This party's record contains it before it leaves."""
         if self._session is None or announced is None:
-            self.releases.append(index, row.tobytes())
+            self.releases.append(row.tobytes(), index)
             return row
         masked = self._session.upload(announced.message, row, announced.asked)
         self.store.save_secagg(self._session.save())
-        self.releases.append(index, masked)
+        self.releases.append(masked, *self._session.place)
         return masked
 
 
@@ -478,7 +484,7 @@ class _Counting(_PartyRun):
             announced = self._announced(message, index, asked, lambda parties: parties == everybody)
         answer = self._answer(index, question, leaves, asked.hex())
         if question.kind == NAMES:
-            self.releases.append(index, to_json(answer).encode())
+            self.releases.append(to_json(answer).encode(), index)
             return {"round": index, "names": answer}, {}
         row = np.array(answer, np.int64).view(np.uint64)
         return {"round": index}, {"upload": self._upload(index, announced, row)}
@@ -538,6 +544,8 @@ class _Counting(_PartyRun):
         self._check_remembered(starts <= set(map(int, answers)))
         if index in starts:
             return
+        if not known:
+            self.releases.begin()
         self._save({**answers, str(index): intent})
         whole = [Charge(EVERY_RECORD, [((self.agreement.release,), 1)])]
         if not self._ledger.charge(
@@ -582,7 +590,8 @@ class _Training(_PartyRun):
     def _check_memory(self) -> None:
         """A run continues only with its memory, and with the records and the ledger that know of its charges."""
         newest, charged = self._check_charged()
-        if newest is not None and newest.outcome and newest.round not in charged:
+        computed = newest.round if newest is not None and newest.outcome else -1
+        if not {computed, self.releases.newest_round} - {-1} <= charged:
             raise FederationError(
                 f"run {self.agreement.run[:8]} began with other records or another ledger: "
                 "bring those back, or start a new run"
@@ -693,6 +702,7 @@ class _Training(_PartyRun):
             return
         if not charged:
             self._check_order()
+            self.releases.begin()
         self.store.save(ChargedRound(index, ""))
         self._ledger.charge(
             self._account,
@@ -736,6 +746,14 @@ def approved_agreement(folder: Path) -> Agreement | None:
     """The agreement that the owner of this party's folder approved last."""
     digest = approved_digest(folder)
     return next((each for each in _agreements(folder) if each.digest == digest), None) if digest else None
+
+
+def approved_privacy(folder: Path) -> dict[str, Any] | None:
+    """The privacy section of that agreement, whatever files of the owner's it names."""
+    digest = approved_digest(folder)
+    paths = sorted((folder / "runs").glob(f"*/{Agreement.file}"))
+    found = (read_checked(path, PARTY_ADVICE) for path in paths)
+    return next((dict(each["spec"]["privacy"]) for each in found if digest_of(each) == digest), None)
 
 
 def session_id(agreement: Terms) -> bytes:

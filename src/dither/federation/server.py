@@ -24,7 +24,7 @@ import numpy as np
 
 from dither import data
 from dither.accounting.ledger import Budget
-from dither.errors import FederationError, ProtocolAbort, SpecError
+from dither.errors import DitherError, FederationError, ProtocolAbort, SpecError
 from dither.experiment import build, plots, train
 from dither.experiment.account import with_counts
 from dither.experiment.counting import PURPOSES
@@ -37,7 +37,7 @@ from dither.federation.agreement import (
     Terms,
     collusion_notes,
     federated_spec,
-    held_out_rows,
+    held_out_sizes,
     largest_norm,
     secagg_rules,
 )
@@ -213,20 +213,33 @@ class Coordinator:
 
     def _new_agreement(self, names: tuple[str, ...]) -> Agreement:
         """What follows from the spec, the server's data and what parties say they hold."""
-        evaluation = self._evaluation
-        agreement = Agreement(
-            federation=self.keyring.id,
-            run=secrets.token_hex(8),
-            spec=self._with_targets(federated_spec(self.asked_spec, len(names), evaluation.name), names),
-            schema=None if evaluation.schema is None else evaluation.schema.to_dict(),
-            classes=evaluation.classes,
-            num_features=evaluation.x_test.shape[1],
-            image_shape=evaluation.image_shape,
-            names=names,
-            sizes=tuple(len(held_out_rows(self.asked_spec, count)[0]) for count in self.records_of(names)),
-        ).check()
-        agreement.experiment()  # a spec that cannot run is refused before anybody is asked
+        evaluation, spec = self._evaluation, federated_spec(self.asked_spec, len(names), self._evaluation.name)
+        try:
+            agreement = Agreement(
+                federation=self.keyring.id,
+                run=secrets.token_hex(8),
+                spec=self._with_targets(spec, names),
+                schema=None if evaluation.schema is None else evaluation.schema.to_dict(),
+                classes=evaluation.classes,
+                num_features=evaluation.x_test.shape[1],
+                image_shape=evaluation.image_shape,
+                names=names,
+                sizes=tuple(held_out_sizes(self.asked_spec, count)[0] for count in self.records_of(names)),
+            ).check()
+            agreement.experiment()  # a spec that cannot run is refused before anybody is asked
+        except DitherError as error:
+            error.args = (f"{error} ({self._extremes(names)})",)
+            raise
         return agreement
+
+    def _extremes(self, names: Sequence[str]) -> str:
+        """What parties say that may be why the spec cannot run, and who says it."""
+        held, greeted = dict(zip(names, self.records_of(names), strict=True)), self.mailbox.greeted
+        least, most = min(held, key=held.__getitem__), max(held, key=held.__getitem__)
+        said = f"the parties hold {held[least]:,} ({least}) to {held[most]:,} ({most}) records"
+        targets = {name: greeted[name]["epsilon"] for name in names if "epsilon" in greeted[name]}
+        lowest = min(targets, key=targets.__getitem__, default="")
+        return said + f"; the smallest target is ε = {targets[lowest]:g} ({lowest})" if lowest else said
 
     def _with_targets(self, spec: Spec, names: Sequence[str]) -> Spec:
         """The spec with the targets that parties have set for themselves. Each of them checks its own anyway."""

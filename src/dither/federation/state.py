@@ -9,12 +9,13 @@ At a party (`PartyStore`):
     intent.json      the round that was charged last, and what became of it
     secagg.json      keys and rules of secure aggregation (mode 0600)
     log.jsonl        one line for every round answered or refused
-    releases.jsonl   one signed line for every upload that left this party
+    releases.jsonl   one signed line for every upload that left this party, and for its help to open a sum
 
 A party that has forgotten what it sent refuses to continue the run. It notices this if the ledger knows of rounds
 that intent.json lacks, if intent.json knows of an upload that is gone, if others know keys that secagg.json lacks,
-or if more was released than releases.jsonl says, by a note in the user's state folder. It cannot notice an older
-copy of all of these together, or two copies in use on two machines: never restore the folder from a backup.
+if the other files would release again what releases.jsonl holds, or if more was released than releases.jsonl says,
+by a note in the user's state folder. It cannot notice an older copy of all of these together, or two copies in use
+on two machines: never restore the folder from a backup.
 
 At the server (`Journal`), a run folder with a few files more:
 
@@ -36,6 +37,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -48,7 +50,7 @@ import numpy as np
 from dither.accounting.ledger.store import state_folder
 from dither.errors import DamagedFile, FederationError, RunExists
 from dither.experiment.folder import Checkpoint, RunFolder, lock, read_checked, to_json, write_bytes, write_checked
-from dither.federation.agreement import Agreement
+from dither.federation.agreement import Agreement, digest_of
 from dither.federation.keys import Identity, Keyring, is_signed
 from dither.federation.messages import digest
 
@@ -57,6 +59,10 @@ PARTY_ADVICE = "this party cannot continue the run: the others can continue with
 _SERVER_ADVICE = "restore it from a copy, or start a new run in another folder"
 COMPUTED = "computed"
 _SIGNATURE, RELEASES, _STATEMENTS = "signature.json", "releases.jsonl", "releases.json"
+_FORGOTTEN = (
+    "this party has released something in this run that its folder does not remember: it was "
+    "restored from a copy, or a copy is in use. Continue without this party, or start a new run"
+)
 _RECORD_ADVICE = "the record of this party's releases in this run is not complete"
 _STATED = ("party", "terms", "releases", "head")
 _SIGNED = (
@@ -207,6 +213,11 @@ class Journal(_RunFiles):
         for name in ("terms.json", "secagg.json"):
             (self.path / name).unlink(missing_ok=True)
 
+    def agreed(self) -> str:
+        """The digest of the agreement; empty without one."""
+        path = self.path / Agreement.file
+        return digest_of(read_checked(path, self._advice)) if path.is_file() else ""
+
     def rounds(self) -> list[dict[str, Any]]:
         """Completed rounds, in order."""
         return self.folder.rows("rounds.jsonl")
@@ -270,10 +281,12 @@ class Journal(_RunFiles):
 
 
 # What a party released: a line of releases.jsonl has the digest of what was sent and of the line before, and the
-# party's signature. A line that is changed, taken out or put in breaks the chain. A line is on the disk before its
-# upload leaves. The same upload sent again is no new release; the same vector under the masks of a new attempt is
-# one. How far the record has come is also kept outside of the folder (`state_folder`): a folder that was put back
-# may hold a charged round without its answer, which it would compute again with fresh noise.
+# party's signature. A line that is changed, taken out or put in breaks the chain. A line is on the disk before
+# what it speaks of leaves. The same upload sent again is no new release; the same vector under the masks of a new
+# attempt is one. Lines only go forward, so that other files that were put back release nothing a second time. How
+# far the record has come is also kept outside of the folder (`state_folder`), from before the first charge on: a
+# folder that was put back may hold a charged round without its answer, which it would compute again with fresh
+# noise.
 
 
 class ReleaseRecord:
@@ -290,17 +303,44 @@ class ReleaseRecord:
         self._head, self._size = digest(lines[-1]) if lines else "", len(whole)
         self._outside = state_folder("releases") / f"{party}-{terms}.json"
 
-    def append(self, round_index: int, content: bytes) -> None:
-        """Record an upload that is about to leave."""
-        sent = {"round": round_index, "bytes": len(content), "sha256": digest(content)}
+    @property
+    def newest_round(self) -> int:
+        """Of the newest release; -1 if there is none."""
+        return int(self._newest.get("round", -1))
+
+    def begin(self) -> None:
+        """Before the first charge: from now on the note outside must be there."""
+        if not self._outside.is_file():
+            self._note()
+
+    def append(self, content: bytes, index: int, attempt: int = 0, *, opens: bool = False) -> None:
+        """Record what is about to leave: an upload of this round (and attempt), or help to open that sum."""
+        place = {"round": index, "attempt": attempt, "opens": opens}
+        sent = {**place, "bytes": len(content), "sha256": digest(content)}
         with self._alone():
             if sent != {name: self._newest.get(name) for name in sent}:
+                self._check_forward(sent)
                 now = datetime.now(UTC).isoformat(timespec="seconds")
                 line = {"party": self._party, "terms": self._terms, "time": now, **sent, "previous": self._head}
-                text = _append(self._path, self._identity.signed(line))
+                try:
+                    text = _append(self._path, self._identity.signed(line))
+                except OSError:  # such as a full disk
+                    with suppress(FileNotFoundError):
+                        os.truncate(self._path, self._size)
+                    raise
                 self._count, self._newest, self._head = self._count + 1, line, digest(text.encode())
                 self._size = self._path.stat().st_size
-            write_checked(self._outside, {"releases": self._count, "head": self._head})
+            self._note()
+
+    def _check_forward(self, sent: Mapping[str, Any]) -> None:
+        """A round is uploaded for before a later one, an attempt once, and after a sum was opened nothing of its
+        round leaves but more help to open it."""
+        new, old = ([line.get(name, 0) for name in ("round", "attempt", "opens")] for line in (sent, self._newest))
+        if self._newest and not (new == old if old[2] and new[0] == old[0] else new > old):
+            raise FederationError(_FORGOTTEN)
+
+    def _note(self) -> None:
+        write_checked(self._outside, {"releases": self._count, "head": self._head})
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -310,13 +350,15 @@ class ReleaseRecord:
         with handle or nullcontext():
             size = self._path.stat().st_size if self._path.is_file() else 0
             own = [(self._count, self._head), (self._count - 1, self._newest.get("previous"))]  # killed in between
-            saved = read_checked(self._outside, PARTY_ADVICE) if self._outside.is_file() else None
-            known = saved is None or (saved["releases"], saved["head"]) in own
-            if handle is None or size != self._size or not known:
+            if not self._outside.is_file():
                 raise FederationError(
-                    "this party has released something in this run that its folder does not remember: it was "
-                    "restored from a copy, or a copy is in use. Continue without this party, or start a new run"
+                    f"{str(self._outside)!r} is gone, which says what this party released in this run: bring it "
+                    "back, or set DITHER_STATE to the folder that has it; else continue without this party, or "
+                    "start a new run"
                 )
+            saved = read_checked(self._outside, PARTY_ADVICE)
+            if handle is None or size != self._size or (saved["releases"], saved["head"]) not in own:
+                raise FederationError(_FORGOTTEN)
             yield
 
     def statement(self) -> dict[str, Any]:
@@ -346,6 +388,9 @@ def check_statement(statement: Any, party: str, terms: str, keyring: Keyring) ->
     """A party's statement, if it made it of this agreement; else FederationError."""
     if not isinstance(statement, dict) or set(statement) != {*_STATED, "signature"}:
         raise FederationError("a statement of releases that cannot be read")
+    count, head = statement["releases"], statement["head"]  # which `dither federation verify` prints
+    if type(count) is not int or not isinstance(head, str) or not re.fullmatch("([0-9a-f]{64})?", head):
+        raise FederationError("a statement of releases that is no count and digest")
     if (statement["party"], statement["terms"]) != (party, terms):
         raise FederationError("a statement of another party's releases, or of another agreement's")
     if not is_signed(statement, keyring.party(party).identity):

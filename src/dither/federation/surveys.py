@@ -7,7 +7,9 @@ private schema, the training and a private evaluation together, with one ε for 
 
 from __future__ import annotations
 
+import json
 import secrets
+from collections import Counter
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -25,7 +27,7 @@ from dither.experiment.folder import read_checked, write_checked, write_text
 from dither.experiment.private_schema import Wanted, check_classes, estimate_schema
 from dither.experiment.start import Budgets, calibrated
 from dither.experiment.statistics import Statistics, describe
-from dither.federation.agreement import Agreement, StatisticsTerms, federated_spec, held_out_rows
+from dither.federation.agreement import Agreement, StatisticsTerms, federated_spec, held_out_sizes
 from dither.federation.messages import SignedMessage
 from dither.federation.server import Coordinator, without_records
 from dither.federation.state import Journal
@@ -34,6 +36,7 @@ from dither.secagg.server import ServerSession
 from dither.spec import Spec
 
 _ADVICE = "start a new run"
+_MOST_LISTED = 1 << 19  # bytes of names in a question, which may list those of the label twice
 
 
 class _Asked(NamedTuple):
@@ -85,15 +88,26 @@ class StatisticsCoordinator(Coordinator):
     @property
     def header(self) -> list[str]:
         """The columns that all parties have."""
-        first, *others = (self._saved()["headers"][name] for name in self.agreement.names)
+        headers = {name: self._saved()["headers"][name] for name in self.agreement.names}
+        first, *others = headers.values()
         shared = [name for name in first if all(name in other for other in others)]
-        if not shared:
-            raise FederationError("the parties' tables have no column in common; give them the same header")
-        return shared
+        label = self.asked_spec.data.label
+        if shared and (not label or label in shared):
+            return shared
+        counts = Counter(name for each in headers.values() for name in set(each))
+        needed = label or max(counts, key=counts.__getitem__, default="")  # what most tables have
+        away = [name for name, each in headers.items() if needed not in each]
+        raise FederationError(
+            f"{', '.join(away)}: no column {needed[:80]!r} in the table, and all need the same header; give them "
+            f"one, or start a new run with {' '.join(f'--without {name}' for name in away)}"
+        )
 
     def _agree_to_count(self, purpose: str, budget: tuple[float, float]) -> StatisticsTerms:
         """Terms that every party has accepted: those of the journal, or new ones."""
         terms = StatisticsTerms.load(self.journal.path, _ADVICE)
+        if terms is not None and terms.names != self._asked and not self._begun:  # one of them did not take part
+            (self.journal.path / "secagg.json").unlink(missing_ok=True)
+            terms = None
         if terms is None:
             terms = self._new_terms(purpose, budget)
             terms.save(self.journal.path)
@@ -105,10 +119,14 @@ class StatisticsCoordinator(Coordinator):
         self._have_accepted("statistics", terms, take, upload_bytes=8 * counting.MOST_CELLS + (1 << 16))
         return terms
 
+    @property
+    def _asked(self) -> tuple[str, ...]:
+        return self.parties if self._trained is None else self._trained.names
+
     def _new_terms(self, purpose: str, budget: tuple[float, float]) -> StatisticsTerms:
-        names = self.parties
+        names = self._asked
         if self._trained is not None:
-            names, spec = self._trained.names, self._trained.spec
+            spec = self._trained.spec
         else:
             asked = self.asked_spec.with_values({"num_clients": len(names), "cohort_size": len(names)})
             spec = federated_spec(asked, len(names), "own data")
@@ -140,7 +158,9 @@ class StatisticsCoordinator(Coordinator):
             except FederationError as error:
                 raise FederationError(f"{unanswered}: {error}") from None
             if set(result.counted) != set(self.agreement.names):
-                raise FederationError(f"{unanswered}; start the server again when they are back")
+                who = ", ".join([*result.silent, *self.journal.excluded()])
+                why = f"{who} did not help to open its sum" if who else "the server ended while it opened its sum"
+                raise FederationError(f"{unanswered}: {why}, and no sum is opened twice; start a new run")
             cells: list[int] = result.total.tolist()
             return cells
 
@@ -154,7 +174,7 @@ class StatisticsCoordinator(Coordinator):
             def take(name: str, answer: SignedMessage) -> None:
                 listed = answer.field("names", list)
                 good = len(listed) == len(question.columns) and all(
-                    isinstance(names, list) and len(names) <= MOST_NAMES and all(type(n) is str for n in names)
+                    isinstance(names, list) and len(names) <= MOST_NAMES and all(map(counting.is_name, names))
                     for names in listed
                 )
                 if not good:
@@ -163,7 +183,7 @@ class StatisticsCoordinator(Coordinator):
 
             fields = {"run": self.agreement.run, "round": index, "question": question.to_dict()}
             self._everybody("question", self.agreement.names, (fields, {}), take, "answer")
-            return counting.union([answers[name] for name in self.agreement.names])
+            return _fitting(counting.union([answers[name] for name in self.agreement.names]))
 
         listed: list[list[str]] = self._once(ask)
         return listed
@@ -201,6 +221,15 @@ class StatisticsCoordinator(Coordinator):
         return self._row(answer, index, "<u8").view(np.int64)
 
 
+def _fitting(listed: list[list[str]]) -> list[list[str]]:
+    """The names that fit into a question: of too many, the longest are left out, whoever listed them."""
+    sizes = np.sort([len(json.dumps(name)) for names in listed for name in names])
+    (over,) = np.nonzero(np.cumsum(sizes) > _MOST_LISTED)
+    if not over.size:
+        return listed
+    return [[name for name in names if len(json.dumps(name)) < sizes[over[0]]] for names in listed]
+
+
 def write_statistics(coordinator: Coordinator) -> Statistics:
     """Private statistics of all columns that parties share, in statistics.json of the run folder."""
     coordinator.gather(coordinator.parties, len(coordinator.parties))
@@ -221,7 +250,11 @@ class FederatedProject:
             raise SpecError("privacy.project_epsilon needs data.label, the name of the label column")
 
     def _budgets(self, names: tuple[str, ...]) -> Budgets:
-        return Budgets.split(self._spec.privacy.project_epsilon, sum(self._coordinator.records_of(names)))
+        """By the record counts that the parties agreed to first, whatever one of them says later."""
+        terms = StatisticsTerms.load(self._coordinator.journal.path / "schema", _ADVICE)
+        known = terms is not None and terms.names == names
+        counts = terms.sizes if terms and known else self._coordinator.records_of(names)
+        return Budgets.split(self._spec.privacy.project_epsilon, sum(counts))
 
     def prepare(self) -> tuple[Spec, data.Dataset]:
         """The spec of the training, and what the server knows of the data: the schema that parties made."""
@@ -243,7 +276,7 @@ class FederatedProject:
     def _training_spec(self, schema: Schema, names: tuple[str, ...], budgets: Budgets) -> Spec:
         """What Dither chooses for these parties, with as much ε as schema and evaluation leave."""
         asked = self._spec.with_values({"data.split": "rows"})
-        sizes = tuple(len(held_out_rows(asked, count)[0]) for count in self._coordinator.records_of(names))
+        sizes = tuple(held_out_sizes(asked, count)[0] for count in self._coordinator.records_of(names))
         chosen = federated_defaults(schema, sizes, budgets.training, budgets.delta)
         options = {key: value for key, value in chosen.items() if key.startswith("method_options.")}
         asked_for = {

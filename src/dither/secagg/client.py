@@ -85,6 +85,12 @@ class ClientSession(Session):
         self._attempt: _AnsweredAttempt | None = None
         self._seeds: dict[int, bytes] = {}
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """The newest round and attempt that this client uploaded for; (-1, 0) before the first."""
+        newest = self._attempt
+        return (-1, 0) if newest is None else (newest.cohort.round_index, newest.cohort.attempt)
+
     # Enrolment
 
     def hello(self) -> bytes:
