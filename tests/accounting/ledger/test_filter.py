@@ -264,6 +264,48 @@ def test_a_budget_of_after_the_first_run_is_labelled_and_a_lower_one_is_not(ledg
     assert "set or raised" in spent(ledger).not_covered
 
 
+def test_a_clients_budget_that_falls_back_to_a_larger_one_is_labelled(ledger):
+    ledger.set_budget("data", Budget(5.0, DELTA))
+    ledger.set_budget("data", Budget(4.0, DELTA), "ann")
+    for run in ("one", "two"):
+        planned(ledger, run, poisson(2.0), 5, 5)
+    assert spent(ledger).not_covered == ""
+    ledger.set_budget("data", None, "ann", raising=True)
+    assert "set or raised" in spent(ledger).not_covered
+
+
+@pytest.mark.parametrize("stays", ["charged", "other"])
+@pytest.mark.parametrize("raised", [False, True])
+def test_a_budget_that_comes_with_a_join_after_the_first_run_is_labelled(ledger, path, stays, raised):
+    """Of several data sets with nothing but a budget, the owner could join one by the results; and a raised budget
+    was no longer labelled where the charged data set took the other one's account."""
+    other = "e" * 16
+    ledger.identify("data", name="charged")
+    ledger.set_budget("data" if raised else other, Budget(5.0, DELTA))
+    for run in ("one", "two"):
+        planned(ledger, run, poisson(2.0), 5, 5)
+    assert spent(ledger).not_covered == ""
+    if raised:
+        ledger.set_budget("data", Budget(6.0, DELTA), raising=True)
+        ledger.set_budget(other, Budget(6.0, DELTA))
+    gone, kept = (other, "charged") if stays == "charged" else ("data", other)
+    ledger.identify(gone, name=kept)
+    for each in (ledger, Ledger(path)):
+        assert each.budget("data") is not None
+        assert "joined" in spent(each).not_covered
+
+
+def test_a_join_with_a_data_set_without_charges_is_not_labelled(ledger):
+    ledger.identify("data", name="charged")
+    ledger.set_budget("data", Budget(5.0, DELTA))
+    for run in ("one", "two"):
+        planned(ledger, run, poisson(2.0), 5, 5)
+    ledger.set_budget("e" * 16, Budget(4.0, DELTA))
+    ledger.identify("e" * 16, name="charged")
+    assert ledger.budget("data") == Budget(4.0, DELTA)
+    assert spent(ledger).not_covered == ""
+
+
 def test_the_delta_of_tails_is_shown(ledger):
     """After a Gaussian run the tails of sampled ones come on top of δ: what is reported says so."""
     ledger.charge("one", "data", all_of(["ann"], gaussian(4.0)), rounds=(0, 1))

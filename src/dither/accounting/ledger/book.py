@@ -145,13 +145,14 @@ class Book:
         """Take in one verified row."""
         dataset = self.root(row.dataset)
         if row.kind == entries.BUDGET:
-            budget, client, was = entries.decode_budget(row.content)
-            if self.accounts.get(dataset) and budget and (was is None or not budget.within(was)):
-                self._late.add(dataset)
+            budget, client, _ = entries.decode_budget(row.content)
+            was = self.budget(dataset, client)
             if budget is None:
                 self.budgets.pop((dataset, client), None)
             else:
                 self.budgets[dataset, client] = budget
+            if self.accounts.get(dataset) and _allows_more(self.budget(dataset, client), was):
+                self._late.add(dataset)
         elif row.kind == entries.DATA:
             self._learn(row.dataset, entries.decode_about(row.content))
         elif row.kind == entries.CHARGE:
@@ -235,16 +236,20 @@ class Book:
         """One account for two data sets, with the stricter budget: who is in either may be in both."""
         if gone == kept:
             return
+        charged = [each for each in (gone, kept) if self.accounts.get(each)]
+        clients = {None, *(client for owner, client in self.budgets if owner in (gone, kept))}
+        before = [(client, self.budget(each, client)) for each in charged for client in clients]
         self._same[gone] = kept
-        if self.accounts.get(gone) and self.accounts.get(kept):
-            self._late.add(kept)
         self.held_out.setdefault(kept, set()).update(self.held_out.pop(gone, ()))
         accounts = self.accounts.setdefault(kept, {})
         for client, account in self.accounts.pop(gone, {}).items():
             accounts.setdefault(client, Account()).join(account)
         for key in [key for key in self.budgets if key[0] == gone]:
-            budget, before = self.budgets.pop(key), self.budgets.get((kept, key[1]))
-            self.budgets[kept, key[1]] = before if before is not None and before.within(budget) else budget
+            budget, other = self.budgets.pop(key), self.budgets.get((kept, key[1]))
+            self.budgets[kept, key[1]] = other if other is not None and other.within(budget) else budget
+        raised = any(_allows_more(self.budget(kept, client), was) for client, was in before)
+        if len(charged) > 1 or raised or gone in self._late:
+            self._late.add(kept)
         self._known.clear()
 
     def has_charged(self, dataset: str, run: str, content: str) -> bool:
@@ -571,6 +576,11 @@ def run_key(dataset: str, run: str) -> str:
 def run_name(key: str) -> str:
     """The run of a key."""
     return key.partition("\0")[0]
+
+
+def _allows_more(budget: Budget | None, was: Budget | None) -> bool:
+    """Whether a budget was set, or raised in any of its terms."""
+    return budget is not None and (was is None or not budget.within(was))
 
 
 def _share_noise(runs: Iterable[str]) -> bool:
