@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from importlib import metadata
 
 import jax
 import numpy as np
@@ -137,7 +138,7 @@ def test_another_seed_in_a_copied_folder_is_charged(place):
 
 
 def test_the_same_bits_again_are_one_charge_and_a_moved_bit_is_another(place, monkeypatch):
-    """A copy with nothing changed; then one whose records, and one whose compiler's settings are others."""
+    """A copy with nothing changed; then one whose compiler's settings, and one whose compiler is another."""
     before = (place / "first" / "model.safetensors").read_bytes()
     resume(emptied(place / "first", place / "same"))
     assert charges(place) == 1
@@ -145,6 +146,10 @@ def test_the_same_bits_again_are_one_charge_and_a_moved_bit_is_another(place, mo
     monkeypatch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"] + " ")
     resume(emptied(place / "first", place / "flags"))
     assert charges(place) == 2
+    version = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "99" if name == "jaxlib" else version(name))
+    resume(emptied(place / "first", place / "compiler"))
+    assert charges(place) == 3
 
 
 def renamed(frame, path):

@@ -1010,6 +1010,7 @@ def origin(experiment: Experiment, begun: Mapping[str, Any]) -> str:
         "records": [experiment.data_digest, experiment.dataset.streamed],
         "code": _code()[0],
         "python": platform.python_version(),
+        "libraries": [(name, metadata.version(name)) for name in LIBRARIES],
         "device": devices.device(),
         "processor": [platform.machine(), devices.cores(), *sorted(_processor())],
         "compiler": [os.environ.get("XLA_FLAGS", ""), repr(sorted(jax.config.values.items()))],
@@ -1029,9 +1030,8 @@ def program_key(experiment: Experiment, options: Mapping[str, Any]) -> str:
     seeded = options["randomness"] == "seeded"
     if not (ours and seeded) or distributed.count() > 1 or newest > _BEGAN:
         return ""
-    libraries = [(name, metadata.version(name)) for name in LIBRARIES]
     plan = {name: value for name, value in experiment.plan._asdict().items() if name != "cohorts"}
-    about = (origin(experiment, {}), code, libraries, sorted(options.items(), key=lambda item: item[0]), plan)
+    about = (origin(experiment, {}), code, sorted(options.items(), key=lambda item: item[0]), plan)
     return hashlib.sha256(repr(about).encode()).hexdigest()
 
 
