@@ -500,6 +500,15 @@ def test_a_test_split_that_is_drawn_after_training_is_not_public(place):
         train(place, place / "people.csv", values={**public, "privacy.epsilon": 0.4})
 
 
+def test_a_test_split_of_what_another_ledger_was_charged_for_is_not_public(place):
+    """The second account knows nothing of what the first run left out: records that it trained on were scored."""
+    values = {"seed": 1, "data.test_public": True}
+    with pytest.raises(SpecError, match=r"the test part of .*people\.csv' is declared public.* share 100%"):
+        train(place, place / "people.csv", values=values, ledger=place / "fresh.sqlite", new_ledger=True)
+    people(seed=7).to_csv(place / "new.csv", index=False)
+    train(place, place / "new.csv", values=values, ledger=place / "fresh.sqlite", new_ledger=True)
+
+
 def test_two_runs_that_begin_together_do_not_both_call_their_test_split_public(place):
     """Neither had charged when the other looked, and each would score its model on records the other trains on."""
     people(seed=7).to_csv(place / "new.csv", index=False)

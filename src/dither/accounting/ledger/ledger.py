@@ -120,7 +120,7 @@ class Ledger:
                 scan = sketch.scan(numbers, self._store.sketch_key, [each for _, each in known])
                 if shared := self._overlap(file or dataset[:8], dataset, scan, besides=target):
                     raise DataError(shared)
-                elsewhere = [each for each in store.known_records(numbers) if each.ledger != self._store.id]
+                elsewhere = self.elsewhere(numbers)
                 if elsewhere and not new_ledger:
                     raise DataError(_known_elsewhere(file or dataset[:8], elsewhere))
                 about = about._replace(
@@ -135,6 +135,10 @@ class Ledger:
         with self._reading() as book:
             scan = sketch.scan(rows, self._store.sketch_key, [each for _, each in book.sketches])
             return self._overlap(file, dataset, scan)
+
+    def elsewhere(self, rows: RecordHashes) -> list[store.KnownRecords]:
+        """What other ledgers of this user know of these records."""
+        return [each for each in store.known_records(rows) if each.ledger != self._store.id]
 
     def declare_other(self, dataset: str, than: str) -> None:
         """The owner's declaration that two data sets hold different records, although they share rows."""
