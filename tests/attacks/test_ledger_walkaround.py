@@ -362,6 +362,9 @@ def test_a_second_account_in_another_ledger_is_recorded(place):
     again.identify(data_id(again, path=str(place / "other.csv")), lambda: pytest.fail("known there by now"))
     (about,) = [entry.about for entry in Ledger(fresh).history() if entry.kind == "data"]
     assert about.besides == (book(place)._store.id,)
+    for ledger in (again, Ledger(fresh)):  # "spent" is not all that was spent on these people
+        (spent,) = ledger.spent(data_id(ledger, path=str(place / "other.csv")))
+        assert spent.not_covered == "another ledger's account of these records (--new-ledger): its ε adds up"
 
 
 def test_a_party_of_a_federation_is_told_before_it_joins(place):

@@ -134,6 +134,7 @@ class Book:
         self._registered: set[tuple[str, str]] = set()  # (data set, run)
         self.held_out: dict[str, set[str]] = {}  # data set -> what its charges left out; "": nothing
         self._began: dict[str, int] = {}  # run -> its place in the order of first charges
+        self._besides: set[str] = set()  # data sets of which other ledgers have accounts
         self._late: set[str] = set()  # data sets whose budget was set, raised or joined after the first charge
         self._values: dict[object, float] = {}
         self._rows: dict[object, ProvenRow] = {}
@@ -229,6 +230,8 @@ class Book:
             self.files.setdefault(dataset, about.file)
         if about.name:
             self.names[about.name] = dataset
+        if about.besides:
+            self._besides.add(dataset)
         if about.sketch is not None:
             self.sketches.append((dataset, about.sketch))
 
@@ -413,6 +416,13 @@ class Book:
         return total.delta(max(terms.epsilon, self.epsilon(account, terms))) if any(total) else 0.0
 
     def not_covered(self, dataset: str, account: Account, terms: Budget) -> str:
+        """What else was spent elsewhere, and why ε does not hold for what was chosen by results."""
+        gaps = [self._chosen(dataset, account, terms)]
+        if self.root(dataset) in map(self.root, self._besides):
+            gaps.append("another ledger's account of these records (--new-ledger): its ε adds up")
+        return "; ".join(gap for gap in gaps if gap)
+
+    def _chosen(self, dataset: str, account: Account, terms: Budget) -> str:
         """Why ε does not hold for rounds and runs that were chosen after looking at earlier results."""
         blocks = self._blocks(account, terms)
         gaussian = all(self._is_gaussian(block, terms) for block in blocks)
