@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import threading
 from importlib import metadata
 
 import jax
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 import dither
 from dither import cli
+from dither.accounting.ledger import store
 from dither.accounting.ledger.runs import EVERY_RECORD, Budget, Ledger, data_id
 from dither.accounting.ledger.store import known_records
 from dither.data import hash_records
@@ -365,6 +367,33 @@ def test_a_second_account_in_another_ledger_is_recorded(place):
     for ledger in (again, Ledger(fresh)):  # "spent" is not all that was spent on these people
         (spent,) = ledger.spent(data_id(ledger, path=str(place / "other.csv")))
         assert spent.not_covered == "another ledger's account of these records (--new-ledger): its ε adds up"
+
+
+def test_of_two_ledgers_that_meet_records_at_once_one_comes_second(place, monkeypatch):
+    """Two jobs, each with its ledger: both asked whether the records are known before either said that they are."""
+    people(seed=5).to_csv(place / "new.csv", index=False)
+    refused, asked, rows = [], store.known_records, hash_records(place / "new.csv")
+
+    def identify(name):
+        ledger = Ledger(place / name)
+        try:
+            ledger.identify(data_id(ledger, path=str(place / "new.csv")), lambda: rows)
+        except DitherError as error:
+            refused.append(str(error))
+
+    def ask(rows):
+        monkeypatch.setattr(store, "known_records", asked)
+        found = asked(rows)
+        other.start()
+        other.join(1.0)
+        return found
+
+    other = threading.Thread(target=identify, args=["two.sqlite"])
+    monkeypatch.setattr(store, "known_records", ask)
+    identify("one.sqlite")
+    other.join()
+    assert len(refused) == 1
+    assert "new-ledger" in refused[0]
 
 
 def test_a_party_of_a_federation_is_told_before_it_joins(place):

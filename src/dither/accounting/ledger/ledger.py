@@ -120,13 +120,14 @@ class Ledger:
                 scan = sketch.scan(numbers, self._store.sketch_key, [each for _, each in known])
                 if shared := self._overlap(file or dataset[:8], dataset, scan, besides=target):
                     raise DataError(shared)
-                elsewhere = self.elsewhere(numbers)
-                if elsewhere and not new_ledger:
-                    raise DataError(_known_elsewhere(file or dataset[:8], elsewhere))
+                with store.alone():  # of two ledgers that meet new records at once, one comes second
+                    elsewhere = self.elsewhere(numbers)
+                    if elsewhere and not new_ledger:
+                        raise DataError(_known_elsewhere(file or dataset[:8], elsewhere))
+                    store.remember_records(numbers, self._store.id, self.path, dataset, file)
                 about = about._replace(
                     sketch=scan.sketch, besides=tuple(sorted({each.ledger for each in elsewhere}))
                 )
-                store.remember_records(numbers, self._store.id, self.path, dataset, file)
             if not self._add(dataset, about, known=len(known)):
                 self.identify(dataset, rows, file=file, name=name, new_ledger=new_ledger)
 
