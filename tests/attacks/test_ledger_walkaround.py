@@ -370,7 +370,7 @@ def test_a_second_account_in_another_ledger_is_recorded(place):
 
 
 def test_of_two_ledgers_that_meet_records_at_once_one_comes_second(place, monkeypatch):
-    """Two jobs, each with its ledger: both asked whether the records are known before either said that they are."""
+    """Two jobs, each with its ledger: both asked whether the records are known before either said they are."""
     people(seed=5).to_csv(place / "new.csv", index=False)
     refused, asked, rows = [], store.known_records, hash_records(place / "new.csv")
 
