@@ -127,6 +127,7 @@ def planned(ledger, run, releases, made, total, clients=("ann",)):
 
 
 def test_one_run_counts_what_it_made_and_several_what_they_registered(ledger, path):
+    ledger.set_budget("data", Budget(50.0, DELTA))
     planned(ledger, "one", poisson(2.0), 5, 60)
     assert spent(ledger).epsilon == pytest.approx(value((poisson(2.0), 5)), rel=1e-12), "one run: as ever"
     planned(ledger, "two", poisson(3.0), 5, 5)
@@ -244,7 +245,18 @@ def test_a_plan_is_recorded_once_and_a_replay_needs_none(ledger, path):
 # What is labelled
 
 
+def test_several_runs_without_a_budget_are_labelled(ledger):
+    """Nothing limited what is spent. A budget that was set later was labelled; none at all was not."""
+    planned(ledger, "one", gaussian(), 5, 5)
+    assert spent(ledger).not_covered == "", "one run needs no filter"
+    planned(ledger, "two", gaussian(), 5, 5)
+    assert "no budget was set before the first run (R10)" in spent(ledger).not_covered
+    ledger.set_budget("data", Budget(5.0, DELTA))
+    assert "set or raised" in spent(ledger).not_covered
+
+
 def test_runs_that_did_not_register_are_labelled(ledger):
+    ledger.set_budget("data", Budget(50.0, DELTA))
     ledger.charge("one", "data", all_of(["ann"], poisson(2.0), 5), rounds=(0, 5))
     assert spent(ledger).not_covered == "", "one run needs no filter"
     planned(ledger, "two", poisson(2.0), 5, 5)
@@ -284,7 +296,7 @@ def test_a_budget_that_comes_with_a_join_after_the_first_run_is_labelled(ledger,
     ledger.set_budget("data" if raised else other, Budget(5.0, DELTA))
     for run in ("one", "two"):
         planned(ledger, run, poisson(2.0), 5, 5)
-    assert spent(ledger).not_covered == ""
+    assert "joined" not in spent(ledger).not_covered
     if raised:
         ledger.set_budget("data", Budget(6.0, DELTA), raising=True)
         ledger.set_budget(other, Budget(6.0, DELTA))

@@ -415,14 +415,14 @@ class Book:
         )
         return total.delta(max(terms.epsilon, self.epsilon(account, terms))) if any(total) else 0.0
 
-    def not_covered(self, dataset: str, account: Account, terms: Budget) -> str:
+    def not_covered(self, dataset: str, client: str, account: Account, terms: Budget) -> str:
         """What else was spent elsewhere, and why ε does not hold for what was chosen by results."""
-        gaps = [self._chosen(dataset, account, terms)]
+        gaps = [self._chosen(dataset, client, account, terms)]
         if self.root(dataset) in map(self.root, self._besides):
             gaps.append("another ledger's account of these records (--new-ledger): its ε adds up")
         return "; ".join(gap for gap in gaps if gap)
 
-    def _chosen(self, dataset: str, account: Account, terms: Budget) -> str:
+    def _chosen(self, dataset: str, client: str, account: Account, terms: Budget) -> str:
         """Why ε does not hold for rounds and runs that were chosen after looking at earlier results."""
         blocks = self._blocks(account, terms)
         gaussian = all(self._is_gaussian(block, terms) for block in blocks)
@@ -437,6 +437,8 @@ class Book:
         unregistered = set(account.owners) - account.plans.keys()
         if unregistered and not gaussian:
             return "sampled runs that did not register their length before the first charge (R10)"
+        if self.budget(dataset, client) is None:
+            return "runs that were chosen by earlier results: no budget was set before the first run (R10)"
         return ""
 
     def _filtered(self, account: Account, blocks: list[_Together], terms: Budget) -> float:

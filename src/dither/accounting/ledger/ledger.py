@@ -367,7 +367,7 @@ class Ledger:
                         participations=account.participations(),
                         runs=tuple(dict.fromkeys(map(run_name, account.runs))),
                         budget=budget,
-                        not_covered=book.not_covered(dataset, account, terms),
+                        not_covered=book.not_covered(dataset, name, account, terms),
                         numbers=book.numbers(account, terms),
                     )
                 )
