@@ -4,6 +4,8 @@ import json
 import os
 import re
 import shutil
+import threading
+from importlib import metadata
 
 import jax
 import numpy as np
@@ -13,6 +15,7 @@ from typer.testing import CliRunner
 
 import dither
 from dither import cli
+from dither.accounting.ledger import store
 from dither.accounting.ledger.runs import EVERY_RECORD, Budget, Ledger, data_id
 from dither.accounting.ledger.store import known_records
 from dither.data import hash_records
@@ -137,7 +140,7 @@ def test_another_seed_in_a_copied_folder_is_charged(place):
 
 
 def test_the_same_bits_again_are_one_charge_and_a_moved_bit_is_another(place, monkeypatch):
-    """A copy with nothing changed; then one whose records, and one whose compiler's settings are others."""
+    """A copy with nothing changed; then one whose compiler's settings, and one whose compiler is another."""
     before = (place / "first" / "model.safetensors").read_bytes()
     resume(emptied(place / "first", place / "same"))
     assert charges(place) == 1
@@ -145,6 +148,10 @@ def test_the_same_bits_again_are_one_charge_and_a_moved_bit_is_another(place, mo
     monkeypatch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"] + " ")
     resume(emptied(place / "first", place / "flags"))
     assert charges(place) == 2
+    version = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "99" if name == "jaxlib" else version(name))
+    resume(emptied(place / "first", place / "compiler"))
+    assert charges(place) == 3
 
 
 def test_the_threads_that_add_numbers_up_make_another_run(monkeypatch):
@@ -367,6 +374,36 @@ def test_a_second_account_in_another_ledger_is_recorded(place):
     again.identify(data_id(again, path=str(place / "other.csv")), lambda: pytest.fail("known there by now"))
     (about,) = [entry.about for entry in Ledger(fresh).history() if entry.kind == "data"]
     assert about.besides == (book(place)._store.id,)
+    for ledger in (again, Ledger(fresh)):  # "spent" is not all that was spent on these people
+        (spent,) = ledger.spent(data_id(ledger, path=str(place / "other.csv")))
+        assert spent.not_covered == "another ledger's account of these records (--new-ledger): its ε adds up"
+
+
+def test_of_two_ledgers_that_meet_records_at_once_one_comes_second(place, monkeypatch):
+    """Two jobs, each with its ledger: both asked whether the records are known before either said they are."""
+    people(seed=5).to_csv(place / "new.csv", index=False)
+    refused, asked, rows = [], store.known_records, hash_records(place / "new.csv")
+
+    def identify(name):
+        ledger = Ledger(place / name)
+        try:
+            ledger.identify(data_id(ledger, path=str(place / "new.csv")), lambda: rows)
+        except DitherError as error:
+            refused.append(str(error))
+
+    def ask(rows):
+        monkeypatch.setattr(store, "known_records", asked)
+        found = asked(rows)
+        other.start()
+        other.join(1.0)
+        return found
+
+    other = threading.Thread(target=identify, args=["two.sqlite"])
+    monkeypatch.setattr(store, "known_records", ask)
+    identify("one.sqlite")
+    other.join()
+    assert len(refused) == 1
+    assert "new-ledger" in refused[0]
 
 
 def test_a_party_of_a_federation_is_told_before_it_joins(place):
@@ -505,6 +542,15 @@ def test_a_test_split_that_is_drawn_after_training_is_not_public(place):
         train(place, place / "people.csv", values={**public, "privacy.epsilon": 0.4})
 
 
+def test_a_test_split_of_what_another_ledger_was_charged_for_is_not_public(place):
+    """The second account knows nothing of what the first run left out: records that it trained on were scored."""
+    values = {"seed": 1, "data.test_public": True}
+    with pytest.raises(SpecError, match=r"the test part of .*people\.csv' is declared public.* share 100%"):
+        train(place, place / "people.csv", values=values, ledger=place / "fresh.sqlite", new_ledger=True)
+    people(seed=7).to_csv(place / "new.csv", index=False)
+    train(place, place / "new.csv", values=values, ledger=place / "fresh.sqlite", new_ledger=True)
+
+
 def test_two_runs_that_begin_together_do_not_both_call_their_test_split_public(place):
     """Neither had charged when the other looked, and each would score its model on records the other trains on."""
     people(seed=7).to_csv(place / "new.csv", index=False)
@@ -630,4 +676,4 @@ def test_one_seeded_run_in_two_folders_is_not_labelled(place):
     dataset = data_id(book(place), path=str(place / "people.csv"))
     (spent,) = book(place).spent(dataset, EVERY_RECORD)
     assert len(spent.runs) == 4
-    assert spent.not_covered == ""
+    assert "one seed" not in spent.not_covered

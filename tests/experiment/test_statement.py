@@ -52,6 +52,22 @@ def test_the_statement_gives_the_proven_value_of_the_specs_adversary(report):  #
     assert "noise comes from a seed" not in statement(replace(report, randomness="os")).to_markdown()
 
 
+def test_a_ledger_that_knows_nothing_of_the_run_says_nothing_of_it(report, tmp_path):  # noqa: F811
+    """Where another ledger lies at the same place, or was named by mistake, all runs came to ε = 0, in 0 runs."""
+    for name in ("own", "other"):
+        Ledger(tmp_path / name)
+    ledger = Ledger(tmp_path / "own")
+    ledger.charge("run", "table", [Charge(EVERY_RECORD, [])], rounds=(0, 1))
+    charged = replace(report, ledger=LedgerCharge(str(ledger.path), "table"))
+    assert "| table | 1 | 0 |" in statement(charged).to_markdown()
+    moved = replace(charged, ledger=LedgerCharge(str(tmp_path / "other"), "table"))
+    for text in (statement(moved).to_markdown(), statement(charged, ledger=tmp_path / "other").to_markdown()):
+        assert "The ledger that was charged is not other here; `--ledger FILE` names it." in text
+        assert "| 0 |" not in text
+    assert spent_parts(charged)
+    assert not spent_parts(charged, tmp_path / "other")
+
+
 def test_a_private_schema_counts_where_the_ledger_is_not(report, tmp_path):  # noqa: F811
     """On the officer's machine there is no ledger. What the schema spent was left out of ε, without a word."""
     label = Label("y", ("no", "yes"), "private")

@@ -83,13 +83,11 @@ def spent_parts(report: Report, ledger: str | Path | None = None) -> tuple[Spent
     this machine, what the folder knows of: the run and its private schema, if it has one."""
     if report.ledger is None and report.federation is not None:
         return report.federation.split
-    if report.ledger is None or not Path(ledger or report.ledger.file).is_file():
+    book = charged_ledger(report, ledger)
+    if book is None:
         return _schema_and_run(report)
-    book, row = Ledger(ledger or report.ledger.file), report.epsilon.main[0]
-    accounts = charged_accounts(report, book)
-    if not accounts:
-        return ()
-    dataset, spent = max(accounts, key=lambda pair: pair[1].epsilon)
+    dataset, spent = max(charged_accounts(report, book), key=lambda pair: pair[1].epsilon)
+    row = report.epsilon.main[0]
     terms = Budget(0.0, spent.budget.delta if spent.budget else row.delta, spent.view, spent.adjacency)
     parts = [
         SpentPart(run.partition("-")[0] if run.startswith(_PARTS) else "training", value, terms.delta)
@@ -119,6 +117,14 @@ def _schema_part(privacy: SchemaPrivacy, view: str, adjacency: str) -> SpentPart
     look = [Charge(EVERY_RECORD, [((release(privacy.epsilon, privacy.delta),), 1)])], Conditions()
     terms = Budget(0.0, privacy.delta, view, adjacency)
     return SpentPart("schema", composed([look], terms)[0], privacy.delta)
+
+
+def charged_ledger(report: Report, ledger: str | Path | None = None) -> Ledger | None:
+    """The ledger that a run was charged to, at its place or the named one; None if it is not there: of these
+    records another one knows nothing."""
+    path = None if report.ledger is None else Path(ledger or report.ledger.file)
+    book = None if path is None or not path.is_file() else Ledger(path)
+    return book if book and any(spent.runs for _, spent in charged_accounts(report, book)) else None
 
 
 def charged_accounts(report: Report, book: Ledger) -> list[tuple[str, Spent]]:

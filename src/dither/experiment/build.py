@@ -23,7 +23,7 @@ import numpy as np
 from dither import data
 from dither.accounting import ADD_REMOVE, REPLACE_ONE, ZERO_OUT, ClientEpsilon, step_multiplier
 from dither.accounting.accountant import Accountant, alike, noise_ratio
-from dither.accounting.ledger.store import known_records
+from dither.accounting.ledger.store import KnownRecords, known_records
 from dither.errors import RunExists, SpecError
 from dither.experiment.report import RoundingMargin
 from dither.methods import Method, method, prepare
@@ -648,14 +648,19 @@ def load_data(
     return dataset if d.part == "all" else data.public_part(dataset, d.part, d.public_fraction)
 
 
-def refuse_charged(path: str, rows: data.RecordHashes | None = None) -> None:
+def refuse_charged(
+    path: str, rows: data.RecordHashes | None = None, known: Sequence[KnownRecords] | None = None
+) -> None:
     """`SpecError` where a file that is declared public holds records that were charged to a ledger of this user,
-    whatever it is called and however it is written: those are private. `rows` are their hashes."""
-    for known in known_records(data.hash_records(path) if rows is None else rows):
-        if known.shared.share > 0.5 or known.shared.people:  # a few whole rows may be equal by chance
+    whatever it is called and however it is written: those are private. `rows` are their hashes, `known` what some
+    ledgers know of them (by default, all do)."""
+    if known is None:
+        known = known_records(data.hash_records(path) if rows is None else rows)
+    for each in known:
+        if each.shared.share > 0.5 or each.shared.people:  # a few whole rows may be equal by chance
             raise SpecError(
-                f"{path!r} is declared public, but it and {known.file}, which was charged to {known.path!r} as "
-                f"private, share {known.shared}; leave it out"
+                f"{path!r} is declared public, but it and {each.file}, which was charged to {each.path!r} as "
+                f"private, share {each.shared}; leave it out"
             )
 
 
@@ -1010,6 +1015,7 @@ def origin(experiment: Experiment, begun: Mapping[str, Any]) -> str:
         "records": [experiment.data_digest, experiment.dataset.streamed],
         "code": _code()[0],
         "python": platform.python_version(),
+        "libraries": [(name, metadata.version(name)) for name in LIBRARIES],
         "device": devices.device(),
         "processor": [platform.machine(), devices.cores(), *sorted(_processor())],
         "compiler": [*_surroundings(), repr(sorted(jax.config.values.items()))],
@@ -1029,9 +1035,8 @@ def program_key(experiment: Experiment, options: Mapping[str, Any]) -> str:
     seeded = options["randomness"] == "seeded"
     if not (ours and seeded) or distributed.count() > 1 or newest > _BEGAN:
         return ""
-    libraries = [(name, metadata.version(name)) for name in LIBRARIES]
     plan = {name: value for name, value in experiment.plan._asdict().items() if name != "cohorts"}
-    about = (origin(experiment, {}), code, libraries, sorted(options.items(), key=lambda item: item[0]), plan)
+    about = (origin(experiment, {}), code, sorted(options.items(), key=lambda item: item[0]), plan)
     return hashlib.sha256(repr(about).encode()).hexdigest()
 
 

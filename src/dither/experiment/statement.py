@@ -322,14 +322,13 @@ def _composition(report: Report, row: ProvenRow, ledger: str | Path | None) -> t
     """What was charged for these records, at the terms of their budgets; and a sentence on what one file of them
     has spent in all, at the terms of the run's own row, if that is more than the run."""
     question = "How does it combine with other releases?"
-    path = None if report.ledger is None else Path(ledger or report.ledger.file)
-    if path is None or not path.is_file():
-        return _known_parts(report, row, question, path)
-    from dither.accounting.ledger import Budget, Ledger
+    from dither.accounting.ledger import Budget
     from dither.accounting.ledger.runs import EVERY_RECORD
-    from dither.experiment.account import charged_accounts
+    from dither.experiment.account import charged_accounts, charged_ledger
 
-    book = Ledger(path)
+    book = charged_ledger(report, ledger)
+    if book is None:
+        return _known_parts(report, row, question, ledger)
     accounts = charged_accounts(report, book)
     table = [
         (
@@ -355,7 +354,7 @@ def _composition(report: Report, row: ProvenRow, ledger: str | Path | None) -> t
     return Section(question, tuple(answer), (head, *table)), _in_all("the ledger", *total, row)
 
 
-def _known_parts(report: Report, row: ProvenRow, question: str, ledger: Path | None) -> tuple[Section, str]:
+def _known_parts(report: Report, row: ProvenRow, question: str, ledger: str | Path | None) -> tuple[Section, str]:
     """The same without a ledger: what else of these records the folder knows."""
     from dither.experiment.account import spent_parts
 
@@ -368,8 +367,9 @@ def _known_parts(report: Report, row: ProvenRow, question: str, ledger: Path | N
     rest = (
         "This run was not charged to a ledger. Any other release about the same records, by Dither or otherwise, "
         "adds to its ε."
-        if ledger is None
-        else f"The ledger {ledger.name} is not here; `--ledger FILE` names it."
+        if report.ledger is None
+        else f"The ledger that was charged is not {Path(ledger or report.ledger.file).name} here; `--ledger FILE` "
+        "names it."
     )
     both = parts[-1] if parts else None
     said = both and f"With its private schema it is ε = {epsilon_text(both.epsilon)} at δ = {both.delta:.4g}."

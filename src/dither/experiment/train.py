@@ -203,9 +203,11 @@ def spending(
     if spec.private:
         _check_test_records(experiment)  # again: the run's own training records are known by now
     held_out = _held_out(experiment, book)
-    for dataset, rows in zip(datasets, held_out, strict=True):
+    for dataset, rows, (path, known) in zip(datasets, held_out, _files(experiment), strict=True):
         if spec.scored and rows:
             book.check_public(dataset, rows)
+            if known is not None:  # what another ledger was charged for, this one cannot say
+                build.refuse_charged(f"the test part of {path}", known=book.elsewhere(known))
 
     def digest(text: str) -> str:
         return book.fingerprint(np.frombuffer(text.encode(), np.uint8))
@@ -240,13 +242,16 @@ def spending(
 
 def check_public(experiment: Experiment) -> None:
     """`SpecError` if records that are declared public, for training or for scores, were charged before."""
-    spec, dataset = experiment.spec.data, experiment.dataset
     _check_test_records(experiment)
-    files: list[tuple[str, RecordHashes | None]] = [(spec.path, dataset.record_hashes)]
-    if dataset.sources:
-        files = [(str(source.path), source.record_hashes) for source in dataset.sources]
-    for path, rows in files if spec.public else ():
+    for path, rows in _files(experiment) if experiment.spec.data.public else ():
         build.refuse_charged(path, rows)
+
+
+def _files(experiment: Experiment) -> list[tuple[str, RecordHashes | None]]:
+    """The files of the records, and the hashes of these."""
+    if not experiment.dataset.sources:
+        return [(experiment.spec.data.path, experiment.dataset.record_hashes)]
+    return [(str(each.path), each.record_hashes) for each in experiment.dataset.sources]
 
 
 def _check_test_records(experiment: Experiment) -> None:

@@ -127,6 +127,7 @@ def planned(ledger, run, releases, made, total, clients=("ann",)):
 
 
 def test_one_run_counts_what_it_made_and_several_what_they_registered(ledger, path):
+    ledger.set_budget("data", Budget(50.0, DELTA))
     planned(ledger, "one", poisson(2.0), 5, 60)
     assert spent(ledger).epsilon == pytest.approx(value((poisson(2.0), 5)), rel=1e-12), "one run: as ever"
     planned(ledger, "two", poisson(3.0), 5, 5)
@@ -244,7 +245,18 @@ def test_a_plan_is_recorded_once_and_a_replay_needs_none(ledger, path):
 # What is labelled
 
 
+def test_several_runs_without_a_budget_are_labelled(ledger):
+    """Nothing limited what is spent. A budget that was set later was labelled; none at all was not."""
+    planned(ledger, "one", gaussian(), 5, 5)
+    assert spent(ledger).not_covered == "", "one run needs no filter"
+    planned(ledger, "two", gaussian(), 5, 5)
+    assert "no budget was set before the first run (R10)" in spent(ledger).not_covered
+    ledger.set_budget("data", Budget(5.0, DELTA))
+    assert "set or raised" in spent(ledger).not_covered
+
+
 def test_runs_that_did_not_register_are_labelled(ledger):
+    ledger.set_budget("data", Budget(50.0, DELTA))
     ledger.charge("one", "data", all_of(["ann"], poisson(2.0), 5), rounds=(0, 5))
     assert spent(ledger).not_covered == "", "one run needs no filter"
     planned(ledger, "two", poisson(2.0), 5, 5)
@@ -262,6 +274,48 @@ def test_a_budget_of_after_the_first_run_is_labelled_and_a_lower_one_is_not(ledg
     assert spent(ledger).not_covered == ""
     ledger.set_budget("data", Budget(6.0, DELTA), raising=True)
     assert "set or raised" in spent(ledger).not_covered
+
+
+def test_a_clients_budget_that_falls_back_to_a_larger_one_is_labelled(ledger):
+    ledger.set_budget("data", Budget(5.0, DELTA))
+    ledger.set_budget("data", Budget(4.0, DELTA), "ann")
+    for run in ("one", "two"):
+        planned(ledger, run, poisson(2.0), 5, 5)
+    assert spent(ledger).not_covered == ""
+    ledger.set_budget("data", None, "ann", raising=True)
+    assert "set or raised" in spent(ledger).not_covered
+
+
+@pytest.mark.parametrize("stays", ["charged", "other"])
+@pytest.mark.parametrize("raised", [False, True])
+def test_a_budget_that_comes_with_a_join_after_the_first_run_is_labelled(ledger, path, stays, raised):
+    """Of several data sets with nothing but a budget, the owner could join one by the results; and a raised budget
+    was no longer labelled where the charged data set took the other one's account."""
+    other = "e" * 16
+    ledger.identify("data", name="charged")
+    ledger.set_budget("data" if raised else other, Budget(5.0, DELTA))
+    for run in ("one", "two"):
+        planned(ledger, run, poisson(2.0), 5, 5)
+    assert "joined" not in spent(ledger).not_covered
+    if raised:
+        ledger.set_budget("data", Budget(6.0, DELTA), raising=True)
+        ledger.set_budget(other, Budget(6.0, DELTA))
+    gone, kept = (other, "charged") if stays == "charged" else ("data", other)
+    ledger.identify(gone, name=kept)
+    for each in (ledger, Ledger(path)):
+        assert each.budget("data") is not None
+        assert "joined" in spent(each).not_covered
+
+
+def test_a_join_with_a_data_set_without_charges_is_not_labelled(ledger):
+    ledger.identify("data", name="charged")
+    ledger.set_budget("data", Budget(5.0, DELTA))
+    for run in ("one", "two"):
+        planned(ledger, run, poisson(2.0), 5, 5)
+    ledger.set_budget("e" * 16, Budget(4.0, DELTA))
+    ledger.identify("e" * 16, name="charged")
+    assert ledger.budget("data") == Budget(4.0, DELTA)
+    assert spent(ledger).not_covered == ""
 
 
 def test_the_delta_of_tails_is_shown(ledger):

@@ -1,8 +1,10 @@
 """A sweep: its grid; its folder, interrupted and continued to the same bits; proofs as for single runs."""
 
 import csv
+import importlib
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -16,6 +18,7 @@ from dither.errors import BudgetExhausted, RunExists, SpecError
 from dither.experiment import build, sweep
 from dither.experiment.build import choose
 from dither.experiment.plan.records import synthetic_data
+from dither.experiment.report import LedgerCharge, SpentPart
 from dither.experiment.sweep import batches
 from dither.experiment.sweep.result import draw_sweep
 from dither.experiment.sweep.run import differing, product
@@ -263,6 +266,29 @@ def test_runs_are_not_compared_on_test_records_that_nobody_called_public(tmp_pat
     values = own_records(tmp_path) | {"data.public": True, "data.test_path": str(tmp_path / "test.csv")}
     with pytest.raises(SpecError, match="compared on test records"):
         sweep.sweep(values, {"seed": [0, 1]})
+
+
+def test_of_several_data_sets_the_one_that_spent_most_is_named(monkeypatch):
+    """Where the path varies: "about the same records", with what was spent on the last one."""
+    spent, specs = {"a.csv": 2.0, "b.csv": 0.5}, ["a.csv", "a.csv", "b.csv", "b.csv"]
+    module = importlib.import_module("dither.experiment.sweep.run")
+
+    def parts(report, ledger):
+        return (SpentPart("together", spent[report.ledger.dataset], 1e-5, "terms", ("gap",)),)
+
+    monkeypatch.setattr(module, "_place", lambda folder, spec: spec)
+    monkeypatch.setattr(module, "load", lambda path: SimpleNamespace(ledger=LedgerCharge("ledger", path)))
+    monkeypatch.setattr(module, "spent_parts", parts)
+    said = [
+        "the 4 runs are about 2 data sets: all that was charged for the one that spent most comes to ε = 2 at δ = "
+        "1e-05 (terms)",
+        "of that ε not covered: gap",
+    ]
+    assert module._spent_note(specs, None, None) == said
+    assert (
+        "2 runs are about the same records: all that was charged for these comes to ε = 0.5 at"
+        in (module._spent_note(specs[2:], None, None)[0])
+    )
 
 
 @pytest.mark.slow

@@ -134,6 +134,7 @@ class Book:
         self._registered: set[tuple[str, str]] = set()  # (data set, run)
         self.held_out: dict[str, set[str]] = {}  # data set -> what its charges left out; "": nothing
         self._began: dict[str, int] = {}  # run -> its place in the order of first charges
+        self._besides: set[str] = set()  # data sets of which other ledgers have accounts
         self._late: set[str] = set()  # data sets whose budget was set, raised or joined after the first charge
         self._values: dict[object, float] = {}
         self._rows: dict[object, ProvenRow] = {}
@@ -145,13 +146,14 @@ class Book:
         """Take in one verified row."""
         dataset = self.root(row.dataset)
         if row.kind == entries.BUDGET:
-            budget, client, was = entries.decode_budget(row.content)
-            if self.accounts.get(dataset) and budget and (was is None or not budget.within(was)):
-                self._late.add(dataset)
+            budget, client, _ = entries.decode_budget(row.content)
+            was = self.budget(dataset, client)
             if budget is None:
                 self.budgets.pop((dataset, client), None)
             else:
                 self.budgets[dataset, client] = budget
+            if self.accounts.get(dataset) and _allows_more(self.budget(dataset, client), was):
+                self._late.add(dataset)
         elif row.kind == entries.DATA:
             self._learn(row.dataset, entries.decode_about(row.content))
         elif row.kind == entries.CHARGE:
@@ -228,6 +230,8 @@ class Book:
             self.files.setdefault(dataset, about.file)
         if about.name:
             self.names[about.name] = dataset
+        if about.besides:
+            self._besides.add(dataset)
         if about.sketch is not None:
             self.sketches.append((dataset, about.sketch))
 
@@ -235,16 +239,20 @@ class Book:
         """One account for two data sets, with the stricter budget: who is in either may be in both."""
         if gone == kept:
             return
+        charged = [each for each in (gone, kept) if self.accounts.get(each)]
+        clients = {None, *(client for owner, client in self.budgets if owner in (gone, kept))}
+        before = [(client, self.budget(each, client)) for each in charged for client in clients]
         self._same[gone] = kept
-        if self.accounts.get(gone) and self.accounts.get(kept):
-            self._late.add(kept)
         self.held_out.setdefault(kept, set()).update(self.held_out.pop(gone, ()))
         accounts = self.accounts.setdefault(kept, {})
         for client, account in self.accounts.pop(gone, {}).items():
             accounts.setdefault(client, Account()).join(account)
         for key in [key for key in self.budgets if key[0] == gone]:
-            budget, before = self.budgets.pop(key), self.budgets.get((kept, key[1]))
-            self.budgets[kept, key[1]] = before if before is not None and before.within(budget) else budget
+            budget, other = self.budgets.pop(key), self.budgets.get((kept, key[1]))
+            self.budgets[kept, key[1]] = other if other is not None and other.within(budget) else budget
+        raised = any(_allows_more(self.budget(kept, client), was) for client, was in before)
+        if len(charged) > 1 or raised or gone in self._late:
+            self._late.add(kept)
         self._known.clear()
 
     def has_charged(self, dataset: str, run: str, content: str) -> bool:
@@ -407,7 +415,14 @@ class Book:
         )
         return total.delta(max(terms.epsilon, self.epsilon(account, terms))) if any(total) else 0.0
 
-    def not_covered(self, dataset: str, account: Account, terms: Budget) -> str:
+    def not_covered(self, dataset: str, client: str, account: Account, terms: Budget) -> str:
+        """What else was spent elsewhere, and why ε does not hold for what was chosen by results."""
+        gaps = [self._chosen(dataset, client, account, terms)]
+        if self.root(dataset) in map(self.root, self._besides):
+            gaps.append("another ledger's account of these records (--new-ledger): its ε adds up")
+        return "; ".join(gap for gap in gaps if gap)
+
+    def _chosen(self, dataset: str, client: str, account: Account, terms: Budget) -> str:
         """Why ε does not hold for rounds and runs that were chosen after looking at earlier results."""
         blocks = self._blocks(account, terms)
         gaussian = all(self._is_gaussian(block, terms) for block in blocks)
@@ -422,6 +437,8 @@ class Book:
         unregistered = set(account.owners) - account.plans.keys()
         if unregistered and not gaussian:
             return "sampled runs that did not register their length before the first charge (R10)"
+        if self.budget(dataset, client) is None:
+            return "runs that were chosen by earlier results: no budget was set before the first run (R10)"
         return ""
 
     def _filtered(self, account: Account, blocks: list[_Together], terms: Budget) -> float:
@@ -571,6 +588,11 @@ def run_key(dataset: str, run: str) -> str:
 def run_name(key: str) -> str:
     """The run of a key."""
     return key.partition("\0")[0]
+
+
+def _allows_more(budget: Budget | None, was: Budget | None) -> bool:
+    """Whether a budget was set, or raised in any of its terms."""
+    return budget is not None and (was is None or not budget.within(was))
 
 
 def _share_noise(runs: Iterable[str]) -> bool:

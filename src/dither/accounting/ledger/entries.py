@@ -74,7 +74,7 @@ class Spent(NamedTuple):
     participations: int
     runs: tuple[str, ...]
     budget: Budget | None
-    not_covered: str = ""  # why ε does not hold for runs that were chosen after looking at earlier results
+    not_covered: str = ""  # what another ledger was charged; what was chosen after looking at earlier results
     numbers: tuple[str, ...] = ()  # what computing with numbers leaves uncovered (R7)
 
 

@@ -120,13 +120,14 @@ class Ledger:
                 scan = sketch.scan(numbers, self._store.sketch_key, [each for _, each in known])
                 if shared := self._overlap(file or dataset[:8], dataset, scan, besides=target):
                     raise DataError(shared)
-                elsewhere = [each for each in store.known_records(numbers) if each.ledger != self._store.id]
-                if elsewhere and not new_ledger:
-                    raise DataError(_known_elsewhere(file or dataset[:8], elsewhere))
+                with store.alone():  # of two ledgers that meet new records at once, one comes second
+                    elsewhere = self.elsewhere(numbers)
+                    if elsewhere and not new_ledger:
+                        raise DataError(_known_elsewhere(file or dataset[:8], elsewhere))
+                    store.remember_records(numbers, self._store.id, self.path, dataset, file)
                 about = about._replace(
                     sketch=scan.sketch, besides=tuple(sorted({each.ledger for each in elsewhere}))
                 )
-                store.remember_records(numbers, self._store.id, self.path, dataset, file)
             if not self._add(dataset, about, known=len(known)):
                 self.identify(dataset, rows, file=file, name=name, new_ledger=new_ledger)
 
@@ -135,6 +136,10 @@ class Ledger:
         with self._reading() as book:
             scan = sketch.scan(rows, self._store.sketch_key, [each for _, each in book.sketches])
             return self._overlap(file, dataset, scan)
+
+    def elsewhere(self, rows: RecordHashes) -> list[store.KnownRecords]:
+        """What other ledgers of this user know of these records."""
+        return [each for each in store.known_records(rows) if each.ledger != self._store.id]
 
     def declare_other(self, dataset: str, than: str) -> None:
         """The owner's declaration that two data sets hold different records, although they share rows."""
@@ -362,7 +367,7 @@ class Ledger:
                         participations=account.participations(),
                         runs=tuple(dict.fromkeys(map(run_name, account.runs))),
                         budget=budget,
-                        not_covered=book.not_covered(dataset, account, terms),
+                        not_covered=book.not_covered(dataset, name, account, terms),
                         numbers=book.numbers(account, terms),
                     )
                 )

@@ -6,6 +6,7 @@ file is complete by itself (no write-ahead log left behind) whenever nobody is u
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import hmac
 import json
@@ -410,6 +411,7 @@ def _now() -> str:
 #     ledgers/ID.json        the newest entry seen of a ledger, and where it lies
 #     data/ID-DATASET.json   the sketch of a data set that was charged to it, under a key of this folder's own
 #     sketch.key             that key
+#     lock                   whoever asks which records are known, and adds some
 
 
 class KnownRecords(NamedTuple):
@@ -434,6 +436,14 @@ def state_folder(part: str = "") -> Path:
             "set DITHER_STATE to a writable folder"
         ) from error
     return place
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """While no other process, nor thread, is here."""
+    with (state_folder() / "lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 def known_records(rows: RecordHashes) -> list[KnownRecords]:

@@ -397,14 +397,17 @@ def _check_records(
 
 def _spent_note(specs: Sequence[Spec], folder: SweepFolder, ledger: str | Path | None) -> list[str]:
     """What the runs come to together: the table has the ε of each by itself."""
-    parts = spent_parts(load(_place(folder, specs[-1])), ledger)
+    reports = {report.ledger: report for report in (load(_place(folder, spec)) for spec in specs) if report.ledger}
+    parts = [split[-1] for split in (spent_parts(report, ledger) for report in reports.values()) if split]
     if not parts:
         return []
-    everything = parts[-1]
+    most, about = max(parts, key=lambda part: part.epsilon), "the same records: all that was charged for these"
+    if len(reports) > 1:
+        about = f"{len(reports)} data sets: all that was charged for the one that spent most"
     return [
-        f"the {len(specs)} runs are about the same records: all that was charged for these comes to ε = "
-        f"{epsilon_text(everything.epsilon, digits=4)} at δ = {everything.delta:.4g} ({everything.terms})",
-        *(f"of that ε not covered: {gap}" for gap in everything.not_covered),
+        f"the {len(specs)} runs are about {about} comes to ε = {epsilon_text(most.epsilon, digits=4)} at "
+        f"δ = {most.delta:.4g} ({most.terms})",
+        *(f"of that ε not covered: {gap}" for gap in most.not_covered),
     ]
 
 
