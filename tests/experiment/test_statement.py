@@ -68,7 +68,12 @@ def test_a_private_schema_counts_where_the_ledger_is_not(report, tmp_path):  # n
     assert [part.epsilon for part in parts] == pytest.approx([0.5, 2.0], abs=1e-3)
     assert (both.epsilon, both.delta) == pytest.approx((2.5, 1.1e-5), abs=1e-3)
     assert both.terms.endswith("zero-out")
-    for each in (run, replace(run, ledger=None)):
+    other = Ledger(tmp_path / "other.sqlite")  # where that ledger was, of other records
+    other.set_budget("else", Budget(9.0, 1e-5))
+    unknown = replace(run, ledger=LedgerCharge(str(other.path), "table"))
+    assert spent_parts(unknown) == spent_parts(run)
+    assert "The ledger other.sqlite has no charge for this run" in statement(unknown).to_markdown()
+    for each in (run, replace(run, ledger=None), unknown):
         text = statement(each).to_markdown()
         assert f"With its private schema it is ε = {epsilon_text(both.epsilon)} at δ = 1.1e-05" in text
         assert "| schema | 0.5 | 1e-06 |" in text

@@ -80,7 +80,7 @@ _PARTS = ("schema", "statistics", "evaluation")
 def spent_parts(report: Report, ledger: str | Path | None = None) -> tuple[SpentPart, ...]:
     """What the ledger says was spent on a run's records: each part by itself, and all parts composed. With several
     files, the one that has spent most. Of a federation's run, what its server asked for. If the ledger is not on
-    this machine, what the folder knows of: the run and its private schema, if it has one."""
+    this machine, or does not know the run, what the folder knows of: the run and its private schema, if it has one."""
     if report.ledger is None and report.federation is not None:
         return report.federation.split
     if report.ledger is None or not Path(ledger or report.ledger.file).is_file():
@@ -88,7 +88,7 @@ def spent_parts(report: Report, ledger: str | Path | None = None) -> tuple[Spent
     book, row = Ledger(ledger or report.ledger.file), report.epsilon.main[0]
     accounts = charged_accounts(report, book)
     if not accounts:
-        return ()
+        return _schema_and_run(report)
     dataset, spent = max(accounts, key=lambda pair: pair[1].epsilon)
     terms = Budget(0.0, spent.budget.delta if spent.budget else row.delta, spent.view, spent.adjacency)
     parts = [
@@ -122,13 +122,15 @@ def _schema_part(privacy: SchemaPrivacy, view: str, adjacency: str) -> SpentPart
 
 
 def charged_accounts(report: Report, book: Ledger) -> list[tuple[str, Spent]]:
-    """The data sets that a run was charged to, one for each file, and what was spent on each, in its terms."""
+    """The data sets that a run was charged to, one for each file, and what was spent on each, in its terms. None if
+    this ledger has no charge for one of them: then it is another one."""
     row = report.epsilon.main[0]
-    return [
+    accounts = [
         (dataset, spent)
         for dataset in (report.ledger.dataset.split(", ") if report.ledger else ())
         for spent in book.spent(dataset, EVERY_RECORD, delta=row.delta, view=row.view, adjacency=row.adjacency)
     ]
+    return accounts if all(spent.runs for _, spent in accounts) else []
 
 
 def with_counts(

@@ -331,6 +331,8 @@ def _composition(report: Report, row: ProvenRow, ledger: str | Path | None) -> t
 
     book = Ledger(path)
     accounts = charged_accounts(report, book)
+    if not accounts:
+        return _known_parts(report, row, question, path)
     table = [
         (
             book.called(dataset),
@@ -370,6 +372,8 @@ def _known_parts(report: Report, row: ProvenRow, question: str, ledger: Path | N
         "adds to its ε."
         if ledger is None
         else f"The ledger {ledger.name} is not here; `--ledger FILE` names it."
+        if not ledger.is_file()
+        else f"The ledger {ledger.name} has no charge for this run; `--ledger FILE` names the one that was charged."
     )
     both = parts[-1] if parts else None
     said = both and f"With its private schema it is ε = {epsilon_text(both.epsilon)} at δ = {both.delta:.4g}."
