@@ -45,7 +45,8 @@ DataDir = Annotated[
 LedgerFile = Annotated[
     Path | None,
     Option(
-        "--ledger", help="Ledger to charge (default: your user ledger for your own data, none for public sets)."
+        "--ledger",
+        help="The ledger (default: of a run the one it was charged to, of your own data your user ledger).",
     ),
 ]
 NewLedger = Annotated[
@@ -181,19 +182,27 @@ def source_from(
     return spec.with_values(values)
 
 
-def refuse_input(out: Path, *inputs: Path) -> None:
-    """`SpecError` if a file to write is one that is read, or is no file."""
-    if out.is_dir():
-        raise SpecError(f"--out {str(out)!r} is a folder; give the name of a file")
-    if out.is_file() and any(each.exists() and out.samefile(each) for each in inputs):
-        raise SpecError(f"--out {str(out)!r} would replace a file that is read; give another name")
+def check_new(file: Path) -> None:
+    """`SpecError`, before the work, where a file cannot be new. Pipes and devices may be there."""
+    if file.is_file() or file.is_dir():
+        raise SpecError(f"{str(file)!r} already exists; give another --out")
+    _check_place(file)
+
+
+def _check_place(file: Path) -> None:
+    if not file.resolve().parent.is_dir():
+        raise SpecError(f"the folder of {str(file)!r} does not exist")
 
 
 def check_picture(file: Path, *inputs: Path) -> None:
     """`SpecError`, before the work, where a picture cannot be drawn into this file."""
     if file.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise SpecError(f"{str(file)!r} must end in .png, .pdf or .svg")
-    refuse_input(file, *inputs)
+    if file.is_dir():
+        raise SpecError(f"{str(file)!r} is a folder; give the name of a file")
+    if file.is_file() and any(each.exists() and file.samefile(each) for each in inputs):
+        raise SpecError(f"{str(file)!r} would replace a file that is read; give another name")
+    _check_place(file)
 
 
 def check_folder(folder: Path) -> None:

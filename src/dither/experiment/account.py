@@ -80,7 +80,7 @@ _PARTS = ("schema", "statistics", "evaluation")
 def spent_parts(report: Report, ledger: str | Path | None = None) -> tuple[SpentPart, ...]:
     """What the ledger says was spent on a run's records: each part by itself, and all parts composed. With several
     files, the one that has spent most. Of a federation's run, what its server asked for. If the ledger is not on
-    this machine, or does not know the run, what the folder knows of: the run and its private schema, if it has one."""
+    this machine, or does not know these records, what the folder knows of: the run and its private schema."""
     if report.ledger is None and report.federation is not None:
         return report.federation.split
     if report.ledger is None or not Path(ledger or report.ledger.file).is_file():
@@ -122,8 +122,8 @@ def _schema_part(privacy: SchemaPrivacy, view: str, adjacency: str) -> SpentPart
 
 
 def charged_accounts(report: Report, book: Ledger) -> list[tuple[str, Spent]]:
-    """The data sets that a run was charged to, one for each file, and what was spent on each, in its terms. None if
-    this ledger has no charge for one of them: then it is another one."""
+    """The data sets that a run was charged to, one for each file, and what was spent on each, in its terms; none
+    if this ledger has no charge for one of them."""
     row = report.epsilon.main[0]
     accounts = [
         (dataset, spent)

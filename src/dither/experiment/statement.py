@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dither.accounting import ProvenRow
 from dither.errors import SpecError
-from dither.experiment.folder import to_json
+from dither.experiment.folder import to_json, write_bytes
 from dither.experiment.report import (
     ADVERSARIES,
     SHORT_VIEWS,
@@ -162,14 +162,12 @@ class Statement:
         }
         if path.suffix.lower() not in writers:
             raise SpecError(f"{str(path)!r} must end in one of {', '.join(writers)}")
+        if path.exists():
+            raise SpecError(f"{str(path)!r} exists; nothing is overwritten, choose another name")
+        if not path.parent.is_dir():
+            raise SpecError(f"the folder {str(path.parent)!r} does not exist; create it first")
         content = writers[path.suffix.lower()]()
-        try:
-            with path.open("xb") as file:
-                file.write(content if isinstance(content, bytes) else content.encode())
-        except FileExistsError:
-            raise SpecError(f"{str(path)!r} exists; nothing is overwritten, choose another name") from None
-        except FileNotFoundError:
-            raise SpecError(f"the folder {str(path.parent)!r} does not exist; create it first") from None
+        write_bytes(path, content if isinstance(content, bytes) else content.encode())
         return path
 
 
@@ -373,7 +371,7 @@ def _known_parts(report: Report, row: ProvenRow, question: str, ledger: Path | N
         if ledger is None
         else f"The ledger {ledger.name} is not here; `--ledger FILE` names it."
         if not ledger.is_file()
-        else f"The ledger {ledger.name} has no charge for this run; `--ledger FILE` names the one that was charged."
+        else f"The ledger {ledger.name} has no charge for this run; `--ledger FILE` names the one that has."
     )
     both = parts[-1] if parts else None
     said = both and f"With its private schema it is ε = {epsilon_text(both.epsilon)} at δ = {both.delta:.4g}."
