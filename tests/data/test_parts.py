@@ -101,3 +101,11 @@ def test_columns_that_number_the_rows_are_known():
     assert not numbers(1, 20, 300)
     assert not numbers(1)
     assert not numbers_rows(np.array([2**40, 2**41], np.uint64))
+
+
+@pytest.mark.parametrize("values", [["1"], ["a", "b"]])
+def test_very_many_records_of_few_values_have_no_part_that_tells_them_apart(values, monkeypatch):
+    """Too many equal parts for the memory: once none of their hashes was in the sample, there was a traceback."""
+    monkeypatch.setattr("dither.data.parts._KEPT", 64)
+    for count in (1, 7, 500):
+        assert not len(hash_table(pd.DataFrame({"only": values * count})).parts)

@@ -121,25 +121,24 @@ def test_predictions_carry_the_records_names(finished, records):
     assert [line[0] for line in lines[1:]] == ["p1", "p2", "p3"]
 
 
-def test_predictions_never_replace_what_they_are_made_from(finished, records, tmp_path):
+def test_predictions_never_replace_a_file(finished, records, tmp_path):
     before = records.read_bytes()
     (tmp_path / "link.csv").symlink_to(records)
     for target in (records, tmp_path / "link.csv", finished[0] / "model.safetensors"):
         code, errors, _ = predict(finished, "--data", records, "--out", target)
         assert code == 2
-        assert "would replace a file that is read" in errors
+        assert f"'{target}' already exists; give another --out" in errors
     assert records.read_bytes() == before
 
 
 def test_predictions_leave_links_and_pipes_what_they_are(finished, records, tmp_path):
-    (tmp_path / "old.csv").write_text("old")
-    (tmp_path / "link.csv").symlink_to(tmp_path / "old.csv")
+    (tmp_path / "link.csv").symlink_to(tmp_path / "made.csv")
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     for name in ("link.csv", "pipe"):
         assert predict(finished, "--data", records, "--out", tmp_path / name)[0] == 0
     assert (tmp_path / "link.csv").is_symlink()
-    assert (tmp_path / "old.csv").read_text().startswith("prediction,")
+    assert (tmp_path / "made.csv").read_text().startswith("prediction,")
     assert (tmp_path / "pipe").is_fifo()
     assert os.read(reader, 1000).startswith(b"prediction,")
     os.close(reader)

@@ -155,7 +155,7 @@ def test_the_file_says_what_it_cost_and_is_read_back(tmp_path):
 def test_a_column_whose_values_do_not_stand_out_keeps_the_bounds_of_the_survey():
     estimates = object.__new__(_Estimates)
     estimates._names, estimates._ranges, estimates._sum_std = {}, {"level": (0.0, 1.0)}, 10.0
-    estimates._cells = {"level": np.full((3, 64), 2)}
+    estimates._cells = {"level": np.zeros((3, 64), int)}
     assert estimates.column("level") == Numeric.with_bounds("level", (0.0, 1.0), PRIVATE)
     estimates._cells["level"][0, [8, 16, 56]] = 1000
     estimates._outer = {"level": (0.0, 1.0)}

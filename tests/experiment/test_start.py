@@ -1,5 +1,6 @@
 """Tests of `dither.experiment.start`: from raw tables to an evaluated model with one ε."""
 
+import errno
 import json
 
 import pytest
@@ -10,6 +11,7 @@ from dither.cli import app
 from dither.data import Schema
 from dither.errors import BudgetExhausted, DataError, SpecError
 from dither.experiment import evaluation, start
+from dither.experiment import folder as folders
 from dither.experiment.account import account
 from dither.experiment.evaluation import PrivateScores
 from dither.experiment.private_schema import Wanted
@@ -206,6 +208,23 @@ def test_a_folder_that_cannot_be_made_costs_nothing(folder, tmp_path):
     book = tmp_path / "ledger.sqlite"
     with pytest.raises(NotADirectoryError):
         start.start_project(plan, out=tmp_path / "file" / "out", ledger=book, values={"num_rounds": 4})
+    assert not [entry for entry in Ledger(book).history() if entry.kind in ("charge", "budget")]
+
+
+def test_a_full_disk_costs_nothing(folder, tmp_path, monkeypatch):
+    plan = start.plan_project(folder, Wanted("ill", classes=("no", "yes")), epsilon=6.0)
+
+    def full(path, data):
+        monkeypatch.setattr(folders.os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        folders.write_bytes(path, data)
+
+    monkeypatch.setattr(start, "write_bytes", full)
+    book = tmp_path / "ledger.sqlite"
+    with pytest.raises(OSError, match="full") as refusal:
+        start.start_project(plan, out=tmp_path / "out", ledger=book, values={"num_rounds": 4})
+    monkeypatch.undo()
+    assert refusal.value.filename == str(tmp_path / "out" / "room")
+    assert not (tmp_path / "out").exists()
     assert not [entry for entry in Ledger(book).history() if entry.kind in ("charge", "budget")]
 
 

@@ -62,7 +62,7 @@ def test_a_ledger_that_knows_nothing_of_the_run_says_nothing_of_it(report, tmp_p
     assert "| table | 1 | 0 |" in statement(charged).to_markdown()
     moved = replace(charged, ledger=LedgerCharge(str(tmp_path / "other"), "table"))
     for text in (statement(moved).to_markdown(), statement(charged, ledger=tmp_path / "other").to_markdown()):
-        assert "The ledger that was charged is not other here; `--ledger FILE` names it." in text
+        assert "The ledger other has no charge for this run; `--ledger FILE` names the one that was charged." in text
         assert "| 0 |" not in text
     assert spent_parts(charged)
     assert not spent_parts(charged, tmp_path / "other")
@@ -84,7 +84,12 @@ def test_a_private_schema_counts_where_the_ledger_is_not(report, tmp_path):  # n
     assert [part.epsilon for part in parts] == pytest.approx([0.5, 2.0], abs=1e-3)
     assert (both.epsilon, both.delta) == pytest.approx((2.5, 1.1e-5), abs=1e-3)
     assert both.terms.endswith("zero-out")
-    for each in (run, replace(run, ledger=None)):
+    other = Ledger(tmp_path / "other.sqlite")  # where that ledger was, of other records
+    other.set_budget("else", Budget(9.0, 1e-5))
+    unknown = replace(run, ledger=LedgerCharge(str(other.path), "table"))
+    assert spent_parts(unknown) == spent_parts(run)
+    assert "The ledger other.sqlite has no charge for this run" in statement(unknown).to_markdown()
+    for each in (run, replace(run, ledger=None), unknown):
         text = statement(each).to_markdown()
         assert f"With its private schema it is ε = {epsilon_text(both.epsilon)} at δ = 1.1e-05" in text
         assert "| schema | 0.5 | 1e-06 |" in text

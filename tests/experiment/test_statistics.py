@@ -262,6 +262,23 @@ def test_a_closer_look_leaves_a_quarter_on_either_side(filled, found):
     assert statistics.inner_range((0.0, 8.0), counts, 1.0, 0.25) == found
 
 
+def test_a_range_is_not_that_of_the_few_bins_that_exceed_the_noise_by_chance():
+    """15,000 values over 0 to 96, 300 in each of 48 bins: one or none of them stands out of a noise of 300."""
+    generator = np.random.default_rng(0)
+    for _ in range(100):
+        counts = np.where(np.arange(64) < 48, 15_000 / 48, 0) + generator.normal(0, 300, 64)
+        low, high = statistics.inner_range((0.0, 128.0), counts, 300.0, 0.1)
+        assert low <= 32
+        assert high >= 64
+
+
+def test_bins_are_merged_only_where_the_noise_hides_them():
+    counts = np.zeros(64)
+    counts[[3, 40]] = 1000
+    assert statistics.merged(counts, 1.0)[0] is counts
+    assert statistics.merged(np.zeros(64), 1.0)[0].tolist() == [0]
+
+
 def test_mean_and_deviation_follow_from_the_sums_with_all_of_their_noise():
     """500 numbers in 10 to 30, of mean 15 and mean square (in the range's units) 0.1; 20 may be missing."""
     low, high, number, std = 10.0, 30.0, 500.0, 65536.0

@@ -45,7 +45,8 @@ DataDir = Annotated[
 LedgerFile = Annotated[
     Path | None,
     Option(
-        "--ledger", help="Ledger to charge (default: your user ledger for your own data, none for public sets)."
+        "--ledger",
+        help="The ledger (default: of a run the one it was charged to, of your own data your user ledger).",
     ),
 ]
 NewLedger = Annotated[
@@ -181,19 +182,27 @@ def source_from(
     return spec.with_values(values)
 
 
-def refuse_input(out: Path, *inputs: Path) -> None:
-    """`SpecError` if a file to write is one that is read, or is no file."""
-    if out.is_dir():
-        raise SpecError(f"--out {str(out)!r} is a folder; give the name of a file")
-    if out.is_file() and any(each.exists() and out.samefile(each) for each in inputs):
-        raise SpecError(f"--out {str(out)!r} would replace a file that is read; give another name")
+def check_new(file: Path) -> None:
+    """`SpecError`, before the work, where a file cannot be new. Pipes and devices may be there."""
+    if file.is_file() or file.is_dir():
+        raise SpecError(f"{str(file)!r} already exists; give another --out")
+    _check_place(file)
+
+
+def _check_place(file: Path) -> None:
+    if not file.resolve().parent.is_dir():
+        raise SpecError(f"the folder of {str(file)!r} does not exist")
 
 
 def check_picture(file: Path, *inputs: Path) -> None:
     """`SpecError`, before the work, where a picture cannot be drawn into this file."""
     if file.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise SpecError(f"{str(file)!r} must end in .png, .pdf or .svg")
-    refuse_input(file, *inputs)
+    if file.is_dir():
+        raise SpecError(f"{str(file)!r} is a folder; give the name of a file")
+    if file.is_file() and any(each.exists() and file.samefile(each) for each in inputs):
+        raise SpecError(f"{str(file)!r} would replace a file that is read; give another name")
+    _check_place(file)
 
 
 def check_folder(folder: Path) -> None:
@@ -221,17 +230,18 @@ class Live:
         if self._bar is not None:
             self._bar.stop()
 
-    def _start_bar(self, before: str, after: str, console: Console, **task: Any) -> None:
-        """Start a bar between two texts, followed by the time it took and the time left."""
+    def _start_bar(self, before: str, after: str, console: Console, *, timed: bool = True, **task: Any) -> None:
+        """Start a bar between two texts, followed by the time it took and the time left if `timed`."""
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         texts = TextColumn(before), BarColumn(bar_width=None), TextColumn(after)
-        times = TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
+        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()) if timed else ()
         self._bar = Progress(*texts, *times, console=console)
         self._task = self._bar.add_task("", **task)
         self._bar.start()
 
 
+_WIDE = 100  # columns of a terminal from which on the times fit beside the scores
 ROUNDS = "round {task.completed}/{task.total}"
 
 
@@ -249,7 +259,7 @@ class RunProgress(Live):
         if self.silent:
             return
         console = terminal()
-        self._epsilon, self._task_at_hand, self._accounting = "", experiment, 0.0
+        self._epsilon, self._known, self._task_at_hand, self._accounting = "", 0, experiment, 0.0
         if note := sharing_note(experiment):
             console.print(f"note: {escape(note)}", highlight=False)
         if done:
@@ -259,18 +269,21 @@ class RunProgress(Live):
                 "{task.fields[scores]}  {task.fields[epsilon]}",
                 {"total": self._total, "completed": done},
             )
-            self._start_bar(ROUNDS, scores, console, **task, scores="-", epsilon="")
+            wide = console.width >= _WIDE
+            self._start_bar(ROUNDS, scores, console, timed=wide, **task, scores="-", epsilon="")
 
     def update(self, row: dict[str, Any]) -> None:
         if self.silent:
             return
         scores = scores_text(row)
         self._account(row)
+        by = f" by round {self._known}"
         if self._bar is not None:
-            self._bar.update(self._task, completed=row["round"], scores=scores, epsilon=self._epsilon)
+            epsilon = self._epsilon + by * (self._known != row["round"])
+            self._bar.update(self._task, completed=row["round"], scores=scores, epsilon=epsilon)
         elif row["round"] - self._printed >= self._total / 10 or row["round"] == self._total:
             self._printed = row["round"]
-            typer.echo(f"round {row['round']}/{self._total}  {scores}  {self._epsilon}")
+            typer.echo(f"round {row['round']}/{self._total}  {scores}  {self._epsilon}{by}")
 
     def _account(self, row: dict[str, Any]) -> None:
         """Bring the proven ε so far up to date, as long as that takes little of the run."""
@@ -283,7 +296,7 @@ class RunProgress(Live):
         value = self._task_at_hand.proven_epsilon(row["round"], begun)
         self._accounting += time.perf_counter() - began
         kind = "assumed" if self._task_at_hand.plan.assumed else "proven"
-        self._epsilon = f"{kind} ε {epsilon_text(value)} by round {row['round']}"
+        self._epsilon, self._known = f"{kind} ε {epsilon_text(value)}", row["round"]
 
 
 def print_lines(title: str, lines: Sequence[tuple[str, str]]) -> None:
@@ -292,7 +305,7 @@ def print_lines(title: str, lines: Sequence[tuple[str, str]]) -> None:
 
     table = Table(show_header=False, title=escape(title), title_justify="left")
     table.add_column(style="bold")
-    table.add_column()
+    table.add_column(overflow="fold")
     for what, text in lines:
         table.add_row(what, escape(text))
     terminal().print(table)
@@ -340,7 +353,7 @@ def print_table(rows: list[dict[str, Any]], *, title: str = "", footer: str = ""
     table = Table(title=title or None, title_justify="left", caption=footer or None, caption_justify="left")
     for name in rows[0]:
         numeric = all(isinstance(row[name], int | float) for row in rows)
-        table.add_column(name, justify="right" if numeric else "left")
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(escape(short(row[name])) for name in row))
     terminal().print(table)

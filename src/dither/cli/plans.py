@@ -43,7 +43,7 @@ def plan(
     quick: Annotated[bool, Option("--quick", help="Use a small grid, for a first impression.")] = False,
     anyway: Annotated[bool, Option("--anyway", help="Plan even if the noise exceeds every signal.")] = False,
     settings: common.Settings = None,
-    out: Annotated[Path | None, Option(help="Write the plan to this file, as a spec for dither run.")] = None,
+    out: Annotated[Path | None, Option(help="Write the plan to this new file, as a spec for dither run.")] = None,
     picture: Annotated[Path | None, Option(help="Draw the plan (.png, .pdf or .svg).")] = None,
     data_dir: common.DataDir = None,
 ) -> None:
@@ -51,12 +51,10 @@ def plan(
     from dither.experiment.folder import cache_folder, write_text
     from dither.experiment.plan import plan as make_plan
 
-    for file in (out, picture):
-        if file is not None and not file.resolve().parent.is_dir():
-            raise SpecError(f"the folder of {str(file)!r} does not exist")
-        if file is not None:
-            check = common.check_picture if file is picture else common.refuse_input
-            check(file, Path(method), Path(proxy))
+    if out is not None:
+        common.check_new(out)
+    if picture is not None:
+        common.check_picture(picture, Path(method), Path(proxy))
     with common.on_interrupt("measured runs are kept; run the same command to continue"), common.Bar() as bar:
         result = make_plan(
             method, epsilon=epsilon, delta=delta, clients=clients, records=records, model=model, dim=dim,

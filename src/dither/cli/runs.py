@@ -202,7 +202,7 @@ def predict(
     run_folder: Annotated[Path, Argument(metavar="RUN", help="A finished run folder.")],
     data: Annotated[Path, Option("--data", help="Records: CSV, Parquet, npz or a folder.")],
     out: Annotated[
-        str, Option("--out", metavar="PATH", help="CSV to write, with classes and probabilities; - prints it.")
+        str, Option("--out", metavar="PATH", help="A new CSV, with classes and probabilities; - prints it.")
     ],
     ids: Annotated[
         list[str] | None,
@@ -213,11 +213,12 @@ def predict(
     from dither.data.schema import text_column
     from dither.data.tables import existing_file, read_table
     from dither.errors import DataError, did_you_mean
-    from dither.experiment.folder import RunFolder, write_text
+    from dither.experiment.folder import write_text
     from dither.experiment.report import load
 
     trained, file = load(run_folder), Path(out)
-    common.refuse_input(file, data, *RunFolder(run_folder).path.rglob("*"))
+    if out != "-":
+        common.check_new(file)
     columns: dict[str, np.ndarray] = {}
     if ids:
         table = read_table(existing_file(data))

@@ -105,7 +105,7 @@ class Parts:
 
     def distinctive(self) -> np.ndarray:
         """The parts that tell records apart."""
-        if not self._found:
+        if not self._kept:
             return np.zeros(0, np.uint64)
         parts, records, information = self._all()
         order = np.argsort(parts)

@@ -127,6 +127,7 @@ def draw_partition(dataset: Dataset, partition: ClientPartition, path: StrPath) 
         figure.savefig(partial, format="png")
         os.replace(partial, target)
     except OSError as error:
+        partial.unlink(missing_ok=True)
         raise DataError(f"cannot write the picture {str(target)!r}: {error.strerror}") from None
     return target
 

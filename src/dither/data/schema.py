@@ -260,8 +260,13 @@ class Schema:
         head = "".join(f"# {' '.join(line.split())}\n" for line in lines) + "\n" * bool(lines)
         target = Path(path)
         partial = target.with_name(f"{target.name}.tmp")
-        partial.write_text(head + self.to_short_toml(), encoding="utf-8")
-        os.replace(partial, target)
+        try:
+            partial.write_text(head + self.to_short_toml(), encoding="utf-8")
+            os.replace(partial, target)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            error.filename = error.filename or str(target)
+            raise
 
     def digest(self) -> str:
         """SHA-256 of the content, whatever the layout of the file: equal digests encode alike."""

@@ -80,7 +80,7 @@ _PARTS = ("schema", "statistics", "evaluation")
 def spent_parts(report: Report, ledger: str | Path | None = None) -> tuple[SpentPart, ...]:
     """What the ledger says was spent on a run's records: each part by itself, and all parts composed. With several
     files, the one that has spent most. Of a federation's run, what its server asked for. If the ledger is not on
-    this machine, what the folder knows of: the run and its private schema, if it has one."""
+    this machine, or does not know these records, what the folder knows of: the run and its private schema."""
     if report.ledger is None and report.federation is not None:
         return report.federation.split
     book = charged_ledger(report, ledger)
@@ -124,17 +124,19 @@ def charged_ledger(report: Report, ledger: str | Path | None = None) -> Ledger |
     records another one knows nothing."""
     path = None if report.ledger is None else Path(ledger or report.ledger.file)
     book = None if path is None or not path.is_file() else Ledger(path)
-    return book if book and any(spent.runs for _, spent in charged_accounts(report, book)) else None
+    return book if book and charged_accounts(report, book) else None
 
 
 def charged_accounts(report: Report, book: Ledger) -> list[tuple[str, Spent]]:
-    """The data sets that a run was charged to, one for each file, and what was spent on each, in its terms."""
+    """The data sets that a run was charged to, one for each file, and what was spent on each, in its terms; none
+    if this ledger has no charge for one of them."""
     row = report.epsilon.main[0]
-    return [
+    accounts = [
         (dataset, spent)
         for dataset in (report.ledger.dataset.split(", ") if report.ledger else ())
         for spent in book.spent(dataset, EVERY_RECORD, delta=row.delta, view=row.view, adjacency=row.adjacency)
     ]
+    return accounts if all(spent.runs for _, spent in accounts) else []
 
 
 def with_counts(

@@ -442,9 +442,11 @@ def write_bytes(path: Path, data: bytes, *, private: bool = False) -> None:
         os.umask(umask)
         os.chmod(name, 0o600 if private else 0o666 & ~umask)
         os.replace(name, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             os.unlink(name)
+        if isinstance(error, OSError) and error.filename is None:  # a full disk
+            error.filename = str(path)
         raise
     handle = os.open(path.parent, os.O_RDONLY)
     try:

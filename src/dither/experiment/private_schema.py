@@ -25,7 +25,17 @@ from dither.data.schema import OTHER, PRIVATE, PUBLIC, Categorical, Column, Labe
 from dither.errors import DataError, SpecError, did_you_mean
 from dither.experiment import counting
 from dither.experiment.counting import CATEGORIES, HISTOGRAM, NAMES, Counter, Counting, Question
-from dither.experiment.statistics import CATEGORY, EMPTY, NUMBER, Range, inner_range, significant, survey, zoom
+from dither.experiment.statistics import (
+    CATEGORY,
+    EMPTY,
+    NUMBER,
+    Range,
+    inner_range,
+    merged,
+    significant,
+    survey,
+    zoom,
+)
 from dither.privacy.discrete import Words, os_words
 
 TASKS = ("auto", "classification", "regression")
@@ -308,7 +318,8 @@ class _Estimates:
         counts = self._cells[name].sum(axis=0).astype(np.float64)
         low, high = self._ranges[name]
         first, last = inner_range((low, high), counts, self._sum_std, 0.1)
-        seen = significant(counts, 0.5 * self._sum_std)  # half as strict: the rest would be noise alone
+        counts, std = merged(counts, self._sum_std)
+        seen = significant(counts, 0.5 * std)  # half as strict: the rest would be noise alone
         if not len(seen):
             return Numeric.with_bounds(name, rounded_bounds(first, last), PRIVATE)
         edges = np.linspace(low, high, len(counts) + 1)

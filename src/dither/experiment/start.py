@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +35,7 @@ from dither.experiment.account import spent_parts, with_counts
 from dither.experiment.build import Experiment, build_experiment, by_file, choose
 from dither.experiment.defaults import TUNED
 from dither.experiment.evaluation import PrivateScores, evaluate_privately
-from dither.experiment.folder import RunFolder, to_json, write_text
+from dither.experiment.folder import RunFolder, to_json, write_bytes, write_text
 from dither.experiment.private_schema import LeastClass, Wanted, check_classes, private_schema
 from dither.experiment.report import Report, SpentPart, load
 from dither.experiment.train import run
@@ -54,6 +55,7 @@ _DECIDED = {
 _TOO_GOOD = 0.98
 BEGUN = "begun.json"  # in the folder of a project that has a schema and is not complete
 _DONE = "project.json"
+_ROOM = 1 << 20  # bytes that must fit onto the disk before anything is charged
 _PARTS = {
     "files": "tables",
     "accounts": "records or another ledger",
@@ -222,16 +224,19 @@ def start_project(
         _rehearse(plan, values)
         on_checked()
         folder.mkdir(parents=True)  # before anything is charged: it may be refused
-        for dataset in datasets:
-            if book.budget(dataset) is None:
-                book.set_budget(dataset, Budget(plan.budgets.epsilon, plan.budgets.delta))
-        on_step("estimating the schema")
         try:
+            room = folder / "room"  # or have none
+            write_bytes(room, bytes(_ROOM))
+            room.unlink()
+            for dataset in datasets:
+                if book.budget(dataset) is None:
+                    book.set_budget(dataset, Budget(plan.budgets.epsilon, plan.budgets.delta))
+            on_step("estimating the schema")
             drafted = private_schema(
                 plan.files, plan.wanted, epsilon=plan.budgets.schema, words=words("schema"), **budget
             )
         except BaseException:
-            folder.rmdir()
+            shutil.rmtree(folder, ignore_errors=True)
             raise
         drafted.schema.save(folder / "schema.toml")
         write_text(folder / "federation.toml", federation_toml(plan, values))

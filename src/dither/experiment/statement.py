@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dither.accounting import ProvenRow
 from dither.errors import SpecError
-from dither.experiment.folder import to_json
+from dither.experiment.folder import to_json, write_bytes
 from dither.experiment.report import (
     ADVERSARIES,
     SHORT_VIEWS,
@@ -162,14 +162,12 @@ class Statement:
         }
         if path.suffix.lower() not in writers:
             raise SpecError(f"{str(path)!r} must end in one of {', '.join(writers)}")
+        if path.exists():
+            raise SpecError(f"{str(path)!r} exists; nothing is overwritten, choose another name")
+        if not path.parent.is_dir():
+            raise SpecError(f"the folder {str(path.parent)!r} does not exist; create it first")
         content = writers[path.suffix.lower()]()
-        try:
-            with path.open("xb") as file:
-                file.write(content if isinstance(content, bytes) else content.encode())
-        except FileExistsError:
-            raise SpecError(f"{str(path)!r} exists; nothing is overwritten, choose another name") from None
-        except FileNotFoundError:
-            raise SpecError(f"the folder {str(path.parent)!r} does not exist; create it first") from None
+        write_bytes(path, content if isinstance(content, bytes) else content.encode())
         return path
 
 
@@ -364,13 +362,15 @@ def _known_parts(report: Report, row: ProvenRow, question: str, ledger: str | Pa
     if report.federation is not None and parts:
         rest = "The server also had these records counted. An institution's own ledger may know of more."
         return Section(question, (rest,), table), _in_all("the server", parts[-1].epsilon, parts[-1].delta, row)
-    rest = (
-        "This run was not charged to a ledger. Any other release about the same records, by Dither or otherwise, "
-        "adds to its ε."
-        if report.ledger is None
-        else f"The ledger that was charged is not {Path(ledger or report.ledger.file).name} here; `--ledger FILE` "
-        "names it."
-    )
+    if report.ledger is None:
+        rest = (
+            "This run was not charged to a ledger. Any other release about the same records, by Dither or "
+            "otherwise, adds to its ε."
+        )
+    else:
+        path = Path(ledger or report.ledger.file)
+        lacks = "has no charge for this run" if path.is_file() else "is not here"
+        rest = f"The ledger {path.name} {lacks}; `--ledger FILE` names the one that was charged."
     both = parts[-1] if parts else None
     said = both and f"With its private schema it is ε = {epsilon_text(both.epsilon)} at δ = {both.delta:.4g}."
     return Section(question, (rest,), table), said or ""

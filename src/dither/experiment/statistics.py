@@ -30,6 +30,7 @@ NUMBER, CATEGORY, EMPTY = "number", "category", "empty"
 LEVELS = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 _SHARES = {"survey": 0.3, "look": 0.25, "cells": 0.3, "sums": 0.15}  # of μ²
 _CONFIDENCE = 1.96
+_MOST = 0.8  # share of the values that bins which stand out of the noise must hold between them
 
 
 class Estimate(NamedTuple):
@@ -187,8 +188,20 @@ def zoom(counter: Counter, ranges: Mapping[str, Range], share: float) -> dict[st
     return {name: inner_range(ranges[name], part[0], std, 0.25) for name, part in zip(ranges, parts, strict=True)}
 
 
+def merged(counts: np.ndarray, std: float) -> tuple[np.ndarray, float]:
+    """Bins, added up in pairs until most of the values lie between those that stand out, and their noise: where it
+    hides nearly all bins, the few that exceed it by chance say nothing about the others."""
+    while len(counts) % 2 == 0:
+        seen = significant(counts, std)
+        if len(seen) and counts[seen[0] : seen[-1] + 1].sum() >= _MOST * counts.sum():
+            break
+        counts, std = counts.reshape(-1, 2).sum(axis=1), std * math.sqrt(2)
+    return counts, std
+
+
 def inner_range(range: Range, counts: np.ndarray, std: float, margin: float) -> Range:
     """The range between the first and the last bin that stand out of the noise, and some more of its width."""
+    counts, std = merged(counts, std)
     seen = significant(counts, std)
     if not len(seen):
         return range
