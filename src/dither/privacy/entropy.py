@@ -346,14 +346,14 @@ def _chacha_on_gpu(seed: Array, blocks: int, spread: int, interpret: bool) -> Ar
 # seed: one for each of its threads, since more take four times as long.
 
 
-class _Part(NamedTuple):
-    """Blocks that are made side by side."""
+class _ProgramBlocks(NamedTuple):
+    """Blocks that one program makes."""
 
     number: Array  # of the seed
     first: Array  # of its blocks
 
     @classmethod
-    def of_program(cls, blocks: int, width: int = _LANES) -> _Part:
+    def of_program(cls, blocks: int, width: int = _LANES) -> _ProgramBlocks:
         """Where this program begins, of programs that make `width` blocks each."""
         from jax.experimental import pallas
 
@@ -373,7 +373,7 @@ class _Part(NamedTuple):
 
 
 def _all_draws(blocks: int, spread: int, seed: Any, high: Any, low: Any, out: Any) -> None:
-    part = _Part.of_program(blocks)
+    part = _ProgramBlocks.of_program(blocks)
     part.keep(_chacha_drawn(*part.blocks(seed, blocks), spread, lambda own: (high[own], low[own])), out)
 
 
@@ -381,7 +381,7 @@ def _draws_without_ties(blocks: int, spread: int, seed: Any, high: Any, out: Any
     """The draws, wrong where a pick ties, and which blocks have a tie."""
     from jax.experimental import pallas
 
-    part = _Part.of_program(blocks)
+    part = _ProgramBlocks.of_program(blocks)
     words = chacha_block(*part.blocks(seed, blocks))
     packed = [high[lattice.bin_of(word)] for word in words]
     columns, nothing = iter(packed), jnp.zeros(_LANES, jnp.uint32)
@@ -402,7 +402,7 @@ def _draws_with_ties(
     from jax.experimental import pallas
 
     del before  # it is `out`
-    number, first = _Part.of_program(blocks, _LANES * _AT_ONCE)
+    number, first = _ProgramBlocks.of_program(blocks, _LANES * _AT_ONCE)
 
     def any_of(first: Array, width: int) -> Array:
         exists = first + jax.lax.broadcasted_iota(jnp.int32, (width,), 0) < blocks  # beyond, nothing was marked
@@ -412,7 +412,7 @@ def _draws_with_ties(
     @pallas.when(any_of(first, _LANES * _AT_ONCE))
     def _() -> None:
         def again(i: Array, done: tuple[()]) -> tuple[()]:
-            part = _Part(number, first + i * _LANES)
+            part = _ProgramBlocks(number, first + i * _LANES)
 
             @pallas.when(any_of(part.first, _LANES))
             def _() -> None:
