@@ -58,7 +58,7 @@ class Numbers:
         return powers.replace("-", "−")
 
     def robust(self, criterion: str) -> str:
-        return self._by_id[criterion].robust_text or "no open setting enters"
+        return self._by_id[criterion].robust_text
 
     def robust_counts(self) -> str:
         """How many findings keep their verdict wherever they were judged."""

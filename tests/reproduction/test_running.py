@@ -84,6 +84,13 @@ def test_robustness_at_the_smallest_scale(tmp_path):
     assert claim.robust_text in result.report.read_text()
 
 
+def test_every_finding_says_how_it_fares_with_open_settings_changed(tmp_path):
+    result = reproduce("dp-scaffold/fig3", scale="quick", robust="robust", cache=tmp_path, out=tmp_path / "out")
+    said = {claim.id: claim.robust_text for claim in result.claims}
+    assert said == {"SC-A3": "holds in 3 of 3 settings", "SC-A4": "no open setting enters"}
+    assert result.report.read_text().count("no open setting enters") == 2  # in the table, and with the figure
+
+
 def test_the_command_line(tmp_path):
     """Formulas only, so that nothing is trained."""
     runner = CliRunner()

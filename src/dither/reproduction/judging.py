@@ -49,7 +49,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Robustness:
-    """The verdicts of one finding in several settings: the reference first."""
+    """The verdicts of one finding in several settings: the reference first; none if no open setting enters."""
 
     scale: str
     verdicts: tuple[dict[str, Any], ...]  # "setting", "changes" (names of open settings), "verdict", "seeds"
@@ -81,6 +81,8 @@ class Robustness:
         tally = Counter(row["verdict"] for row in self.computed)
         beyond = Counter(row["verdict"] for row in self.verdicts if row.get("beyond"))
         missing = sum(row["verdict"] == NOT_COMPUTED for row in self.within)
+        if not self.verdicts:
+            return "no open setting enters"
         if not self.computed:
             return f"not judged at scale {self.scale}"
         others = {"fails": tally[FAILS], "undecided": tally[INCONCLUSIVE]}

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _LONG = 130  # characters of a verdict that are shown at once
 _WIDE = 60  # characters of a row for which a phone has no room
+_CODE = re.compile("`([^`]+)`")
 _CLASS = {HOLDS: "holds", FAILS: "fails", INCONCLUSIVE: "open", NOT_JUDGED: "mute"}
 
 
@@ -118,7 +119,11 @@ def _facts(result: Reproduction) -> str:
 
 
 def _definitions(rows: Iterable[tuple[str, str]]) -> str:
-    inner = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in rows if value)
+    inner = "".join(
+        f"<dt>{escape(name)}</dt><dd>{_CODE.sub(r'<code>\1</code>', escape(value))}</dd>"
+        for name, value in rows
+        if value
+    )
     return f"<dl>{inner}</dl>"
 
 

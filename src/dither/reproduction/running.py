@@ -588,7 +588,7 @@ def judge_changed(
     figure: Figure, scale: str, runs: Mapping[str, FinishedRun], accounts: Accounts
 ) -> dict[str, Robustness]:
     """Each criterion of the figure in every setting, by its id."""
-    rows: dict[str, list[dict[str, Any]]] = {criterion.id: [] for criterion in judged_criteria(figure)}
+    rows: dict[str, list[dict[str, Any]]] = {criterion.id: [] for criterion in figure.criteria}
     for change, view in changed_views(figure, scale, runs, accounts):
         for criterion in judged_criteria(figure):
             rows[criterion.id].append(changed_row(criterion, change, view))
