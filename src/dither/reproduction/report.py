@@ -119,11 +119,8 @@ def _facts(result: Reproduction) -> str:
 
 
 def _definitions(rows: Iterable[tuple[str, str]]) -> str:
-    inner = "".join(
-        f"<dt>{escape(name)}</dt><dd>{_CODE.sub(r'<code>\1</code>', escape(value))}</dd>"
-        for name, value in rows
-        if value
-    )
+    values = ((name, _CODE.sub(r"<code>\1</code>", escape(value))) for name, value in rows if value)
+    inner = "".join(f"<dt>{escape(name)}</dt><dd>{value}</dd>" for name, value in values)
     return f"<dl>{inner}</dl>"
 
 
