@@ -184,3 +184,13 @@ def test_the_checks_see_what_is_wrong():
         "dither.types.Release"
     ]
     assert RUN.findall("$ dither run cpfed --set a=1") == [("run", "cpfed")]
+
+
+@PAGE
+def test_a_paragraph_is_not_cut_by_a_comment_and_a_list_begins_after_an_empty_line(page):
+    """Else browsers show the text after the comment as a paragraph of its own, and the list as text."""
+    before = ""
+    for line in FENCE.sub("", text_of(page)).split("\n"):
+        text = re.match(r"( {4})?(?![-*#|><]|\d+\. )\S", before)
+        assert not (text and line.startswith(("<!--", "- "))), f"after {before!r}"
+        before = line
