@@ -77,16 +77,19 @@ def test_the_command_serves_this_machine_alone(tmp_path):
     make_run(tmp_path, "one")
     process, address = start(tmp_path, "--port", 0, "--quiet")
     try:
-        assert address.startswith("http://127.0.0.1:")
-        status, text = fetch(address + "api/runs")
+        page, token = re.fullmatch(r"(http://127\.0\.0\.1:\d+/)\?token=(\S{32})", address).groups()
+        status, text = fetch(page + "api/runs", Cookie=f"dither-web={token}")
         assert status == 200
         assert [row["id"] for row in json.loads(text)["rows"]] == ["one"]
-        assert fetch(address + "api/runs", Host="evil.example")[0] == 403
+        assert fetch(page + "api/runs")[0] == 401  # another user of this machine, a web site
     finally:
         stop(process)
+    process, address = start(tmp_path, "--port", 0, "--quiet")
+    stop(process)
+    assert address.endswith(f"?token={token}")  # an open page goes on
 
 
-def test_another_address_asks_for_a_token(tmp_path):
+def test_another_address_asks_for_a_token_of_its_own(tmp_path):
     process, line = start(tmp_path, "--port", 0, "--host", "0.0.0.0", "--json")
     try:
         told = json.loads(line)

@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 from dither.experiment.folder import RunFolder, write_checked
 from dither.web.app import PAGES, create_app
 from dither.web.files import SafeFolder
-from dither.web.guard import is_loopback
+from dither.web.guard import is_loopback, kept_token
 from dither.web.index import RunIndex, Watcher
 from tests.web.folders import make_run
 
@@ -293,6 +293,16 @@ def test_a_token_is_asked_for_and_becomes_a_cookie(runs):
     assert client.get("/api/runs").status_code == 200
     again = client.get("//evil.example/?token=right")
     assert not again.headers.get("location", "/").startswith("//")
+
+
+def test_the_token_of_this_machine_is_the_users_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("DITHER_STATE", str(tmp_path))
+    token = kept_token()
+    assert len(token) == 32
+    assert kept_token() == token
+    assert (tmp_path / "web" / "token").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "web" / "token").unlink()
+    assert kept_token() != token
 
 
 def test_nothing_can_be_changed(client):

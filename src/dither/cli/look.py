@@ -178,7 +178,7 @@ def web(
     folder: Annotated[Path, Argument(metavar="FOLDER", help="Folder with run folders.")] = Path("runs"),
     port: Annotated[int, Option(min=0, max=65535, help="Port; 0 for any free port.")] = 8765,
     host: Annotated[
-        str, Option(help="Address to listen on. Visitors need a token unless it is a loopback address.")
+        str, Option(help="Address to listen on. Visitors need the token that the printed address holds.")
     ] = "127.0.0.1",
     open_browser: Annotated[bool, Option("--open/--no-open", help="Open the page in a browser.")] = True,
     reports: Annotated[Path, Option(help="Folder with reports of dither reproduce.")] = Path("reproduced"),
@@ -201,9 +201,10 @@ def web(
         raise SpecError(f"dither web needs {missing.name}; install it with: pip install 'dither[web]'") from None
     from dither.accounting.ledger.runs import Ledger
     from dither.web.app import create_app
-    from dither.web.guard import is_loopback, new_token
+    from dither.web.guard import is_loopback, kept_token, new_token
 
-    token = None if is_loopback(host) else new_token()
+    this_machine = is_loopback(host)
+    token = kept_token() if this_machine else new_token()
     app = create_app(
         folder,
         reports_folder=reports,
@@ -213,13 +214,13 @@ def web(
         own_data=own_data,
     )
     listener, address = _listen(host, port)
-    address += f"?token={token}" if token else ""
+    address += f"?token={token}"
     with suppress(KeyboardInterrupt):  # the usual way to stop it, so not a failure
         if common.output().json:
             common.print_event("serving", folder=str(folder), address=address, token=token)
         else:
             typer.echo(address if common.output().quiet else f"runs of {folder}: {address}")
-        if token and not common.output().quiet:
+        if not (this_machine or common.output().quiet):
             only = f"Without --host {host} only this machine can reach it."
             common.say(
                 f"the connection is not encrypted. {only}", "anyone with this address can see the page;", "yellow"

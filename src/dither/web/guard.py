@@ -1,8 +1,9 @@
 """Who may ask, and what an answer may do in a browser.
 
-On a loopback address, only requests that name a loopback host are answered, so no web site can reach the page
-by pointing its own name here. On any other address a random token is required: it is part of the printed
-address, and a cookie afterwards. Every answer forbids outside hosts and inline scripts.
+A random token is required: it is part of the printed address, and a cookie afterwards. So neither another user of
+this machine can read the page, nor a web site that points its own name here. Without a token (a page inside
+another program), only requests that name a loopback host are answered. Every answer forbids outside hosts and
+inline scripts.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dither.accounting.ledger.store import state_folder
+from dither.experiment.folder import write_bytes
 
 COOKIE = "dither-web"
 # Plotly writes style attributes; a style can load nothing, as every source but this server is forbidden.
@@ -38,6 +42,14 @@ HEADERS = {
 def new_token() -> str:
     """192 random bits for an address."""
     return secrets.token_urlsafe(24)
+
+
+def kept_token() -> str:
+    """This user's token for pages on this machine: an open page goes on after a restart."""
+    path = state_folder("web") / "token"
+    if not path.is_file():
+        write_bytes(path, new_token().encode("ascii"), private=True)
+    return path.read_text(encoding="ascii")
 
 
 def is_loopback(host: str) -> bool:
