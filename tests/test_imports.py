@@ -33,6 +33,12 @@ def test_flower_is_imported_in_one_place():
             assert "from flwr" not in text, path
 
 
+def test_windows_is_refused_by_name():
+    code = "import sys; sys.platform = 'win32'; import dither"
+    refused = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert refused.stderr.splitlines()[-1].endswith("On Windows, use WSL.")
+
+
 def test_help_needs_no_jax():
     assert not {"jax", "sklearn", "pandas", "matplotlib", "scipy"} & imported("import dither.cli")
 

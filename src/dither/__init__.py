@@ -16,10 +16,14 @@ scikit-learn, matplotlib) is imported when it is first used.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dither.types import __version__
+
+if sys.platform == "win32":
+    raise ImportError("Dither needs Linux or macOS: its ledger locks files as these do. On Windows, use WSL.")
 
 # The room of each public name. Kept lazy so that `dither --help` never waits for JAX.
 _ROOMS = {
