@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from dither import data
-from dither.data.drafts import MAX_CATEGORIES, draft, rounded_bounds
+from dither.data.drafts import ID_NAME, MAX_CATEGORIES, draft, rounded_bounds
 from dither.data.schema import OTHER
 from dither.errors import DataError
 
@@ -173,3 +173,17 @@ def test_a_messy_table_of_six_institutions(tmp_path: Path) -> None:
     assert not columns & odd
     assert dataset.x_train.shape[0] == len(dataset.y_train) == 2000
     assert 0.05 < dataset.y_train.mean() < 0.12  # the rare class is read from all six
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        *(
+            (name, True)
+            for name in ("id", "ID", "PATIENT_ID", "Patient Id", "patientId", "MRN", "Patient", "subject")
+        ),
+        *((name, False) for name in ("paid", "covid", "monkey", "GRID", "patient_age", "patients", "inpatient")),
+    ],
+)
+def test_names_of_ids_in_any_spelling(name, named):
+    assert (ID_NAME.search(name) is not None) == named

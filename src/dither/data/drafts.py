@@ -40,7 +40,10 @@ DROPPED = "was dropped on request"
 _COVERED = 0.8  # share of the rows that the listed categories must cover
 _FEW = 100  # rows below which nothing is said about a column but that it is empty or constant
 _RARE = 10  # rows below which a category of a large table is left to "(other)"
-ID_NAME = re.compile(r"(^|[_\W])(id|uuid|guid|key|mrn|ssn|number|nr)$|(?<=[a-z])(Id|ID|Nr)$", re.ASCII)
+ID_NAME = re.compile(
+    r"(?i:(^|[_\W])(id|uuid|guid|key|mrn|ssn|number|nr)$|^(patient|person|subject)$)|(?<=[a-z])(Id|ID|Nr)$",
+    re.ASCII,
+)
 _DATE = re.compile(
     r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}))"
     r"([ T]\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?\s*(Z|[+-]\d{2}:?\d{2}|[AaPp][Mm])?)?"
