@@ -95,12 +95,15 @@ def test_an_answer_with_a_content_that_is_not_ours_ends_no_coordinator():
             said += [Message(metadata=_about("gone"), error=Error(code=1, reason="x"))]
             return SimpleNamespace(messages_list=[*said, Message(metadata=_about("never asked"))])
 
+        def PullObject(self, request):
+            """What the transport drops later, in its own thread."""
+
     def _about(number):
         return Metadata(
             reply_to_message_id=number, message_id=f"answer to {number}", ttl=60.0, message_type="query"
         )
 
-    transport = GridTransport(SimpleNamespace(_runtime_client=Client()))
+    transport = GridTransport(SimpleNamespace(_runtime_client=Client(), node=None, run=SimpleNamespace(run_id=1)))
     found = transport.pull([*contents, "gone", "not yet answered"])
     assert dict(found) == {**dict.fromkeys(contents, b""), "gone": None}
 

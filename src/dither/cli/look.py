@@ -8,10 +8,10 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -215,19 +215,21 @@ def web(
     )
     listener, address = _listen(host, port)
     address += f"?token={token}"
-    with suppress(KeyboardInterrupt):  # the usual way to stop it, so not a failure
-        if common.output().json:
-            common.print_event("serving", folder=str(folder), address=address, token=token)
-        else:
-            typer.echo(address if common.output().quiet else f"runs of {folder}: {address}")
-        if not (this_machine or common.output().quiet):
-            only = f"Without --host {host} only this machine can reach it."
-            common.say(
-                f"the connection is not encrypted. {only}", "anyone with this address can see the page;", "yellow"
-            )
-        if common.output().text:
-            common.terminal().print("stop with Ctrl-C", style="dim")
-        _serve(app, listener, address if open_browser else "")
+    # Ctrl-C is the usual way to stop it, so not a failure. A handler, as KeyboardInterrupt may come while modules
+    # are imported, and is lost there.
+    signal.signal(signal.SIGINT, lambda *_: os._exit(0))
+    if common.output().json:
+        common.print_event("serving", folder=str(folder), address=address, token=token)
+    else:
+        typer.echo(address if common.output().quiet else f"runs of {folder}: {address}")
+    if not (this_machine or common.output().quiet):
+        only = f"Without --host {host} only this machine can reach it."
+        common.say(
+            f"the connection is not encrypted. {only}", "anyone with this address can see the page;", "yellow"
+        )
+    if common.output().text:
+        common.terminal().print("stop with Ctrl-C", style="dim")
+    _serve(app, listener, address if open_browser else "")
     _exit_at_once()
 
 
@@ -267,9 +269,6 @@ def _serve(app: FastAPI, listener: socket.socket, browser_address: str) -> None:
 
 def _exit_at_once() -> None:
     """Exit without waiting for threads: nothing is left to write, and JAX must not be aborted halfway."""
-    import os
-    import sys
-
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
