@@ -106,6 +106,8 @@ def put(path: Path, item: Open) -> str:
     with path.with_suffix(".lock").open("w") as lock:  # several of these commands may share a report
         fcntl.flock(lock, fcntl.LOCK_EX)
         report = json.loads(path.read_text(encoding="utf-8"))
+        stored = next(stored for stored in report["figures"] if stored["id"] == figure.id)
+        stored["open"] = [setting.row() for setting in figure.open]
         claim = _claim(report, figure, criterion)
         if change is None:
             claim[item.view.kind] = judged

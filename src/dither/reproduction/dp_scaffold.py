@@ -129,7 +129,15 @@ def printed_numbers(view: View) -> list[Table]:
 
 
 def schemes(view: View, similarity: float) -> list[Values]:
-    """The settings of schemes 0, 1 and 2 at one similarity of the clients' records."""
+    """The settings of schemes 0, 1 and 2 at one similarity of the clients' records: at one learning rate, or each
+    at the one that does best on validation records in the round in which the scheme stops."""
+    alike = _schemes(view, similarity)
+    if not view.formula.get("tuned"):
+        return alike
+    return [view.tuned(values, stop(scheme)(view, 0)) for scheme, values in enumerate(alike)]
+
+
+def _schemes(view: View, similarity: float) -> list[Values]:
     return [
         {"privacy.noise_schedule": kind, "privacy.noise_decay": decay, "data.similarity": similarity}
         for kind, decay in zip(SCHEDULES, (1.0, *view.grid("decay")), strict=True)
@@ -141,7 +149,7 @@ def stop(scheme: int) -> Callable[[View, int], int]:
     give the same rounds), or by the accountant for the cohorts that this seed draws."""
 
     def last(view: View, seed: int) -> int:
-        base, values = view.base, schemes(view, view.base.data.similarity)
+        base, values = view.base, _schemes(view, view.base.data.similarity)
         if view.proven:
             budget = view.accounts.proven_epsilon(view.spec(values[0], seed))
             return view.accounts.proven_stop(view.spec(values[scheme], seed), budget)

@@ -330,20 +330,22 @@ class View:
         """One setting for each value of an axis (that of the first key), which these keys take."""
         return [(f"{label} = {value:g}", dict.fromkeys(keys, value)) for value in self.grid(grid or keys[0])]
 
-    def tuned(self, values: Values) -> Values:
+    def tuned(self, values: Values, last_round: int = 0) -> Values:
         """The settings with the value of the key `options.tuned`, of its grid, that does best on the validation
-        records, by mean final accuracy over the first seeds. Every line has the same grid: equal effort. A change
-        of that key as an open setting is taken instead; at equal proven ε, the value of what is deployed."""
+        records, by mean final accuracy (or that of a `last_round`) over the first seeds. Every line has the same
+        grid: equal effort. A change of that key as an open setting is taken instead; at equal proven ε, the value
+        of what is deployed."""
         key = self.figure.options["tuned"]
         if key in self.changed:
             return values
         if self.proven:
             deployed = View(self.figure, self.scale_name, self.runs, None, DEPLOYED, more_seeds=len(self.seeds))
-            tuned = deployed.tuned(values)
+            tuned = deployed.tuned(values, last_round)
             self.tuning |= deployed.tuning
             return tuned
         grid = self.grid(key)
-        validated = {"data.split": "validation", "eval_every": self.base.num_rounds}
+        rounds = last_round or self.base.num_rounds
+        validated = {"data.split": "validation", "num_rounds": rounds, "eval_every": rounds}
         scores = []
         for value in grid:
             candidate = {**values, key: value, **validated}
