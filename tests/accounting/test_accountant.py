@@ -469,6 +469,9 @@ def test_dp_fedavg_counts_participations_or_credits_sampling_but_not_both():
     by_hand = accounting.proven([((uploads, client), 30)], 1e-4, view="broadcast", adjacency="replace-one")
     assert hidden[1].value == pytest.approx(by_hand.value, rel=1e-9)
     assert build.build_experiment(spec_for("cpfed", num_rounds=2)).accountant()._hidden_cohorts(2) == []
+    # Nor where clients remember which batches they have used, and so whether they took part.
+    remembering = build.build_experiment(spec.with_values({"batch_sampling": "shuffled"}))
+    assert remembering.accountant()._hidden_cohorts(30) == []
 
 
 def test_poisson_batches_amplify_nbafl_and_every_batch_of_a_round_is_charged():

@@ -503,7 +503,8 @@ class Accountant:
         clients (R2). Nothing like it holds for records (docs/privacy.md, Hidden cohorts)."""
         plan, everyone = self.plan, np.arange(self.plan.num_clients)
         rate = plan.cohort_size / plan.num_clients
-        if not plan.per_client or rate >= 1:
+        # A client that goes on with its epoch remembers whether it took part: rounds are then no fresh draws.
+        if not plan.per_client or rate >= 1 or plan.batch_sampling == "shuffled":
             return []
 
         def hidden(info: RoundInfo) -> tuple[Release, ...]:
