@@ -15,6 +15,7 @@ from dither.accounting import accountant, views
 from dither.errors import BudgetExhausted, NoProof, SpecError
 from dither.experiment import build
 from dither.methods import prepare
+from dither.privacy.sampling import of_round
 from dither.spec import METHODS, Spec
 from dither.types import ExactNoise, Lattice, Release, RoundInfo, Sampling, Uses
 from tests.conftest import make_plan
@@ -86,6 +87,24 @@ def fading(info: RoundInfo, decay=0.3) -> tuple[Release, ...]:
     """Three local steps of falling rates; the noise is the same in all rounds."""
     rates = tuple(1.0 / (1 + decay * (3 * info.index + step)) for step in range(3))
     return (Release("uplink", 4.0, 1.0, 3, Sampling("full", 1.0, "replace-one"), "test", rates),)
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_joint_bound_charges_cut_batches_as_the_client_with_the_smallest_rate_does(steps):
+    """Cut batches cost more δ the less often a record is drawn: one of these clients alone has no proof."""
+    sizes, cohorts = np.append(np.arange(100, 130), 10_000), [np.arange(31)] * 25
+
+    def cut(info: RoundInfo) -> tuple[Release, ...]:
+        sampling = Sampling("poisson", 10 / info.size, "add/remove", 1e-9, 10, info.size)
+        noise = 0.3 if info.size == 10_000 else 50.0
+        return (Release("uplink", noise, 1.0, 1, of_round(sampling, steps) if steps > 1 else sampling, "test"),)
+
+    (joint,) = accountant.classes(cut, sizes, cohorts)
+    alone = accounting.compress(cut(RoundInfo(t, 30, 10_000, 31)) for t in range(25))
+    for delta in (1e-5, 1e-3):
+        bounds = [accounting.proven(of, delta, view="upload").value for of in (joint.most, alone)]
+        assert bounds[0] >= bounds[1]
+        assert math.isinf(bounds[0]) == (delta == 1e-5)
 
 
 def test_rates_of_every_round_are_charged_where_all_take_part():
@@ -450,6 +469,9 @@ def test_dp_fedavg_counts_participations_or_credits_sampling_but_not_both():
     by_hand = accounting.proven([((uploads, client), 30)], 1e-4, view="broadcast", adjacency="replace-one")
     assert hidden[1].value == pytest.approx(by_hand.value, rel=1e-9)
     assert build.build_experiment(spec_for("cpfed", num_rounds=2)).accountant()._hidden_cohorts(2) == []
+    # Nor where clients remember which batches they have used, and so whether they took part.
+    remembering = build.build_experiment(spec.with_values({"batch_sampling": "shuffled"}))
+    assert remembering.accountant()._hidden_cohorts(30) == []
 
 
 def test_poisson_batches_amplify_nbafl_and_every_batch_of_a_round_is_charged():

@@ -1,13 +1,16 @@
 """Tests of `dither.experiment.check`: claimed against proven ε of training that Dither did not run."""
 
+import itertools
 import json
 import math
 import re
+from collections import Counter
 from pathlib import Path
 
 import dp_accounting
 import pytest
 
+from dither.accounting import gaussian_epsilon
 from dither.errors import NoProof, SpecError
 from dither.experiment.check import check
 from dither.types import epsilon_text
@@ -63,6 +66,26 @@ def test_shuffled_and_batch_clipped_steps_get_no_more_than_is_proved():
     # A record can turn the clipped mean of a batch round: twice the distance, for every relation.
     turned = check({**DPSGD, "noise_multiplier": 2.2, "clipping": "batch"})
     assert turned.proven("zero-out").value >= poisson.proven("zero-out").value * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    "kinds", [((100, 2), (1, 4)), ((100, 5), (1, 10)), ((1, 1), (2, 3), (0.5, 7)), ((1, 5), (2, 5))]
+)
+@pytest.mark.parametrize("sampling", ["shuffled", "stream"])
+def test_noise_that_changes_within_an_epoch_is_accounted_for_every_place_of_a_record(sampling, kinds):
+    """Against the exact ε of the worst places of a record among ten, in batches of two, or of four."""
+    records, size = 10, 4 if sampling == "stream" else 2
+    noise = [z for z, steps in kinds for _ in range(steps)]
+    worst = 0.0
+    for places in itertools.product(range(records), repeat=math.ceil(len(noise) * size / records)):
+        met = Counter((epoch * records + place) // size for epoch, place in enumerate(places))
+        worst = max(worst, sum((met[batch] / z) ** 2 for batch, z in enumerate(noise)))
+    steps = {"sampling": sampling, "batch_size": size, "records": records, "clipping": "example"}
+    described = {"releases": [{"noise_multiplier": float(z), "steps": count, **steps} for z, count in kinds]}
+    proven = check(described).proven("zero-out").value
+    assert proven >= gaussian_epsilon(math.sqrt(worst), 1e-5) * (1 - 1e-12)
+    if sampling == "shuffled" and kinds == ((1, 5), (2, 5)):  # whole epochs
+        assert proven == pytest.approx(gaussian_epsilon(math.sqrt(worst), 1e-5))
 
 
 def test_gaps_are_named_until_they_are_closed():

@@ -106,6 +106,37 @@ def test_no_record_moves_a_release_further_than_it_says(monkeypatch, case):
     check(monkeypatch, *CASES[case])
 
 
+def test_a_round_too_short_for_squares_in_float32_has_no_proof(monkeypatch):
+    """A model at which float32 makes steps of 1e-20 up to twice as long. Their squares are 0, which no clip sees:
+    a record moved the integers 1.9 times as far as proved."""
+    model = models.logistic(FEATURES)
+
+    def at(client_lr):
+        options = {"randomness": "os", "local_steps": 2, "privacy__noise": "paper", "privacy__clip": "batch"}
+        spec = small_spec("secure-fedavg", batch_sampling="full", num_clients=3, client_lr=client_lr, **options)
+        ready = prepare(spec, model, client_sizes=np.full(3, SIZE), num_params=FEATURES + 1)
+        (release,) = ready.releases(RoundInfo(0, 0, SIZE, 3))
+        return ready, release.sensitivity / release.noise_std + release.exact.rounding
+
+    ready, reach = at(1e-20)
+    hyper = {name: jnp.asarray(value, jnp.float32) for name, value in ready.hyper.items()}
+    between = 2.1 * 2**23 * 1e-20 / math.sqrt(FEATURES)
+    message = jax.tree.map(lambda leaf: jnp.full_like(leaf, between), model.init(jax.random.key(0)))
+    x = jnp.full((SIZE, FEATURES), 1e6)  # a gradient as long as the clip
+
+    @jax.jit
+    def client(y):
+        records = Records(x, y, jnp.arange(SIZE), jnp.int32(0), jnp.int32(SIZE))
+        keys = Keys(*jax.random.split(noise.key(0), 3))
+        return ready.build(hyper).client(keys, message, (), records, Round(0, 0, jnp.int32(3))).upload
+
+    first = integers_before_the_noise(monkeypatch, client)
+    one, other = (first(np.r_[label, np.full(SIZE - 1, -1)].astype(np.int32)) for label in (0, 1))
+    assert 0 < np.linalg.norm(one - other) <= reach * WIDTH
+    assert math.isinf(reach)
+    assert math.isfinite(at(1e-7)[1])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SLOW)
 def test_no_record_moves_other_releases_further_than_they_say(monkeypatch, case):

@@ -97,9 +97,35 @@ def mixing(num_outputs):
     return Model(lambda key: {"w": jnp.ones(())}, apply)
 
 
+def checked(num_outputs):
+    """It stops at a record that is too large, and so tells of it."""
+
+    def apply(params, x):
+        return eqx.error_if(x, jnp.any(x > 10), "too large")[:, :num_outputs] * params["w"]
+
+    return Model(lambda key: {"w": jnp.ones(())}, apply)
+
+
+def printing(num_outputs):
+    """It prints the derivatives of what it gives."""
+
+    @jax.custom_vjp
+    def shown(x):
+        return x
+
+    def backward(_, derivative):
+        jax.debug.print("{}", derivative)
+        return (derivative,)
+
+    shown.defvjp(lambda x: (x, None), backward)
+    return Model(lambda key: {"w": jnp.ones(())}, lambda params, x: shown(x[:, :num_outputs] * params["w"]))
+
+
 @pytest.mark.parametrize(
     ("source", "given", "message"),
     [
+        (checked, {}, r"calls Python while it computes \(pure_callback"),
+        (printing, {}, r"calls Python while it computes \(debug_"),
         (equinox_mixing, {}, "BatchNorm, which mixes the records.*Use GroupNorm or LayerNorm"),
         (NnxNet, {"norm": "batch"}, "BatchNorm, which mixes"),
         (LinenNet, {"norm": True}, "BatchNorm, which mixes"),

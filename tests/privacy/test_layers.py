@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dither.errors import SpecError
 from dither.models import Model
 from dither.privacy import clipping, layers
 from tests.privacy.test_clipping import close, reference
@@ -128,3 +129,19 @@ def test_large_gradients_pass_in_small_blocks(monkeypatch):
     )
     assert "scan" in text
     assert "f32[11,4,4]" not in text
+
+
+@pytest.mark.parametrize("kind", [jnp.float16, jnp.bfloat16])
+def test_products_with_shorter_numbers_are_refused(kind):
+    """Squares of float16 vanish below 2^-25: such a record counted for a thousand clips."""
+
+    def apply(params, x):
+        contracted = (((1,), (0,)), ((), ()))
+        return jax.lax.dot_general(x.astype(kind), params["w"], contracted, preferred_element_type=jnp.float32)[
+            :, 0
+        ]
+
+    model = Model(lambda key: {"w": jnp.zeros((100, 1))}, apply, loss=lambda scores, y: 1e6 * scores)
+    x = jnp.full((8, 100), 1e-4)
+    with pytest.raises(SpecError, match=f"numbers of type {kind.__name__}"):
+        clipping.example_clipped_sum(model, model.init(None), x, jnp.zeros(8), jnp.eye(8)[0], clip_norm=1.0)

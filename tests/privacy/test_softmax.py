@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 from dither import models
+from dither.accounting import exact
+from dither.accounting.exact import WIDTH
 from dither.data import Dataset
 from dither.experiment import build
 from dither.privacy import clipping, noise, softmax
 from dither.simulation.arrays import ONE_DEVICE
 from dither.spec import Spec
+from dither.types import Batch
 
 FEATURES, CLASSES = 40, 5
 block_sums = functools.partial(clipping.softmax_block_sums, interpret=True)
@@ -95,6 +98,35 @@ def test_a_record_of_weight_zero_has_no_influence():
         strict=True,
     ):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("fixed_places", [True, False])
+def test_no_record_moves_protected_sums_further_than_proved(on_gpu, fixed_places):
+    """Blocks of 64 side by side: one place holds a blank, or a record of any size along or against the others."""
+    features, classes, records, clip = 100, 47, 192, 0.7
+    draw, model = np.random.default_rng(2), models.softmax(features, classes)
+    params = jax.tree.map(lambda leaf: leaf + 0.01, model.init(jax.random.key(1)))
+    assert clipping._is_large_softmax(model, params)
+    x = draw.normal(size=(records, features))
+    x[: records // 2] = x[0]
+    sizes = np.array([0, 1, -1, 1e-3, 30, 1e20, -300])
+    changed = np.where(np.arange(records)[:, None] == 70, x[0] * sizes[:, None, None], x)
+    y, weights = np.zeros(records, np.int32), np.ones((len(sizes), records))
+    weights[0, 70] = 0
+    scale = WIDTH / (0.02 * clip)
+
+    def integers(x, weights):
+        batch = Batch(x, jnp.asarray(y), weights)
+        rules = {"mode": "example", "divisor": 1.0, "clip_norm": jnp.float32(clip), "fixed_places": fixed_places}
+        total = clipping.on_lattice(model, params, batch, scale=jnp.float32(scale), **rules).gradient
+        return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(total)])
+
+    given = jnp.asarray(changed, jnp.float32), jnp.asarray(weights, jnp.float32)
+    rows = np.asarray(jax.jit(lambda *batches: jax.lax.map(lambda one: integers(*one), batches))(*given), float)
+    most = clip * (1 + exact.summed_error(clipping.norm_error(model), records, fixed_places=fixed_places)) * scale
+    moved = np.linalg.norm(rows - rows[0], axis=1)
+    assert 0.99 * clip * scale < moved.max() <= most + np.sqrt(rows.shape[1])
+    assert np.linalg.norm(rows[:, None] - rows, axis=2).max() <= 2 * most + np.sqrt(rows.shape[1])
 
 
 @pytest.mark.parametrize("batch_size", [40, 150])

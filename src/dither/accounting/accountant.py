@@ -266,8 +266,7 @@ def _worst_of(
                 key=lambda r: r.noise_std / r.sensitivity if r.sensitivity else math.inf,
             )
             scale = quietest.noise_std / quietest.sensitivity if quietest.sensitivity else math.inf
-            truncation = max(r.sampling.truncation for r in alternatives)
-            sampling = fastest.sampling._replace(truncation=truncation)
+            sampling = fastest.sampling._replace(truncation=_most_truncated(fastest.sampling, alternatives))
             worst.append(
                 fastest._replace(
                     noise_std=scale * fastest.sensitivity if quietest.noise_std else 0.0,
@@ -277,6 +276,16 @@ def _worst_of(
         return tuple(worst)
 
     return joint
+
+
+def _most_truncated(sampling: Sampling, alternatives: Sequence[Release]) -> float:
+    """The truncation of the most truncated of the alternatives, by itself and over its rate: it is charged in the
+    cheaper of two ways (`gaussian.charge_truncation`)."""
+    truncated = [r.sampling for r in alternatives if r.sampling.truncation]
+    return max(
+        (each.truncation * max(1.0, views.batch_rate(sampling) / views.batch_rate(each)) for each in truncated),
+        default=0.0,
+    )
 
 
 def _straddling(sampling: Sampling, steps: int, alternatives: Sequence[Release]) -> Sampling:
@@ -494,7 +503,8 @@ class Accountant:
         clients (R2). Nothing like it holds for records (docs/privacy.md, Hidden cohorts)."""
         plan, everyone = self.plan, np.arange(self.plan.num_clients)
         rate = plan.cohort_size / plan.num_clients
-        if not plan.per_client or rate >= 1:
+        # A client that goes on with its epoch remembers whether it took part: rounds are then no fresh draws.
+        if not plan.per_client or rate >= 1 or plan.batch_sampling == "shuffled":
             return []
 
         def hidden(info: RoundInfo) -> tuple[Release, ...]:

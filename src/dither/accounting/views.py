@@ -51,7 +51,7 @@ from dither.accounting.gaussian import (
 )
 from dither.accounting.pld import FINE, Resolution
 from dither.errors import NoProof
-from dither.types import Conditions, ExactNoise, Lattice, Participation, Release
+from dither.types import Conditions, ExactNoise, Lattice, Participation, Release, Sampling
 
 Participations = Sequence[tuple[Release | tuple[Release, ...], int]]
 
@@ -368,6 +368,13 @@ _LEAST_VARIANCE = 16.0  # of discrete noise: above, its distance from a Gaussian
 _MOST_EPOCHS = 200  # beyond, the pattern of shuffled uses is bounded by the worst one
 
 
+def batch_rate(sampling: Sampling) -> float:
+    """The chance of a record in one Poisson batch, of a release at the end of a round too."""
+    if not sampling.kind.endswith("-round"):
+        return float(sampling.rate)
+    return sampling.batch_size / sampling.population if sampling.population else 1.0
+
+
 def _failures(groups: _Groups) -> tuple[float, float]:
     """Union bounds on a truncated Poisson batch anywhere, and on the other records alone filling one."""
     any_batch = others_alone = 0.0
@@ -376,10 +383,9 @@ def _failures(groups: _Groups) -> tuple[float, float]:
             sampling = release.sampling
             if not sampling.truncation:
                 continue
-            batches, rate = float(release.uses), float(sampling.rate)
+            batches, rate = float(release.uses), batch_rate(sampling)
             if sampling.kind.endswith("-round"):
                 # the release's rate is 1 - (1 - q)^Q: recover the Q batches behind it
-                rate = sampling.batch_size / sampling.population if sampling.population else 1.0
                 if not 0 < rate < 1 or not 0 < sampling.rate < 1:
                     raise NoProof(
                         "truncated batches inside one release cannot be charged: their number is unknown"

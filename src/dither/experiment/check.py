@@ -13,7 +13,7 @@ import ast
 import json
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,8 @@ def check(what: Any, values: Mapping[str, Any] | None = None) -> Check:
     for the whole training or for all of its steps."""
     training = what if isinstance(what, Training) else _training(_described(what), dict(values or {}))
     missing: dict[str, str] = {}  # what is not stated -> what would fix it
-    releases = [(_release(steps, missing), _uses(steps)) for steps in training.releases]
+    kinds = training.releases
+    releases = [(_release(steps, missing), _uses(steps, kinds[:at])) for at, steps in enumerate(kinds)]
     table = tuple(
         account(releases, training.delta, adjacency=adjacency, views=("upload",))[0] for adjacency in ADJACENCIES
     )
@@ -186,16 +187,27 @@ def _release(steps: Steps, missing: dict[str, str]) -> Release:
     return Release("uplink", steps.noise_multiplier, distance, 1, sampling, "the description")
 
 
-def _uses(steps: Steps) -> int:
+def _uses(steps: Steps, before: Sequence[Steps]) -> int:
     """Steps that may use a record: one of each shuffled epoch, or one of two epochs that run into each other, but
-    twice. Epochs may begin anew with every kind of step."""
+    twice. Unless the steps `before` were whole epochs, the first may be the rest of an epoch."""
     rate = steps.rate()
     rate = rate if 0 < rate <= 1 else 1.0
+    begun = not all(map(_whole_epochs, before))
     if steps.sampling == "stream":
-        return math.ceil(math.ceil(steps.steps * rate) / 2)
+        return math.ceil((math.ceil(steps.steps * rate) + begun) / 2)
     if steps.sampling != "shuffled" or rate == 1:
         return steps.steps
-    return shuffled_uses(steps.steps, max(1, math.floor(1 / rate + 1e-9)))
+    epoch = max(1, math.floor(1 / rate + 1e-9))
+    return min(steps.steps, shuffled_uses(steps.steps + begun * (epoch - 1), epoch))
+
+
+def _whole_epochs(steps: Steps) -> bool:
+    """Whether the steps end where an epoch ends, if they began where one begins."""
+    if steps.sampling in ("poisson", "fixed", "full"):
+        return True
+    rate = steps.rate()
+    batches = round(1 / rate) if rate else 0
+    return batches > 0 and abs(batches * rate - 1) <= 2.0**-52 and steps.steps % batches == 0
 
 
 # Reading

@@ -400,8 +400,8 @@ def _proven_sensitivity(plan: PrivacyPlan, sampler: BatchSampler, clip_norm: flo
     expansion = np.maximum(1.0, np.abs(1 - 2 * rates * plan.l2)) if _l2_outside(plan) else np.ones(len(rates))
     later = np.append(np.cumprod(expansion[::-1])[::-1][1:], 1.0)  # product over the steps that follow
     apart = float(2 * longest * np.sum(rates * later))
-    # Beyond, parameters might overflow in one world and not in the other
-    return apart if np.prod(expansion) <= 2.0**60 and apart <= 2.0**100 else float("inf")
+    # Beyond, parameters might overflow in one world and not in the other; below, a clip misses squares that vanish
+    return apart if np.prod(expansion) <= 2.0**60 and 2.0**-29 <= apart <= 2.0**100 else float("inf")
 
 
 # Convergence

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -294,9 +294,34 @@ def _fitting(model: Model, shape: Shape) -> Model:
             "your model's scores of a record depend on the other records of the batch; a layer mixes them. Use "
             "GroupNorm or LayerNorm instead of batch normalisation"
         )
+    _refuse_callbacks(model, x)
     if scores.shape == (3, 1):
         return model._replace(apply=lambda params, x: model.apply(params, x)[:, 0])
     return model
+
+
+def _refuse_callbacks(model: Model, x: np.ndarray) -> None:
+    """A check while a model computes could stop a run at one record, and so tell of it."""
+
+    def loss(params: Params) -> Array:
+        return jnp.sum(model.apply(params, x))
+
+    program = jax.make_jaxpr(jax.value_and_grad(loss))(jax.eval_shape(model.init, jax.random.key(0)))
+    for name in _operations(program.jaxpr):
+        if "callback" in name or name.startswith("debug_"):
+            raise SpecError(
+                f"your model calls Python while it computes ({name}: a check, as equinox.error_if, or a print), "
+                "which could stop a run at one record; leave that out (EQX_ON_ERROR=nan makes NaN of checks)"
+            )
+
+
+def _operations(program: Any) -> Iterator[str]:
+    """The names of all operations of a traced program."""
+    for equation in program.eqns:
+        yield equation.primitive.name
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda value: hasattr(value, "eqns")):
+            if hasattr(inner, "eqns"):
+                yield from _operations(getattr(inner, "jaxpr", inner))
 
 
 # Weights that a model starts from, and parameters that stay as they are

@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
+from dither.errors import SpecError
 from dither.models import Model, losses
 from dither.models.windows import MOST_CUTS, MOST_POOLED, convolve, cuts, max_pool
 from dither.privacy.clipping import EXACT, LOST, TINY, product
@@ -505,6 +506,13 @@ class _Embedding(_OneLeaf):
 
 def _rule(meeting: _Meeting, uses: Sequence[int], leaves: Sequence[Array]) -> _Rule:
     """The rule for a meeting. `uses` counts the operands in which each leaf is."""
+    avals: list[Any] = [each.aval for each in (*meeting.eqn.invars, *meeting.eqn.outvars)]
+    for aval in avals:
+        if _real(aval) and aval.dtype != jnp.float32:  # norms of shorter numbers err by more than proofs allow
+            raise SpecError(
+                f"your model computes with parameters and numbers of type {aval.dtype}; a record's gradient is "
+                "clipped in float32 alone: leave out the other type, or use privacy.clip='batch'"
+            )
     weights = [(at, each) for at, each in enumerate(meeting.operands) if each is not None]
     at, weight = weights[0]
     params, name = meeting.eqn.params, meeting.eqn.primitive.name
