@@ -504,7 +504,7 @@ class _Attack:
         first = model.init(jax.random.key(0))
         starts = [jax.tree.map(jnp.zeros_like, first) if self.linear else first]
         if self.linear:
-            starts.append(certain_start(model, heavier * self._movement(), seed=0))
+            starts.append(certain_start(model, heavier * self._movement()))
         self.num_starts = len(starts)
         x, y, scenes = self._scenes()
         self.watched = Rounds(
