@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import betaincinv, expit, ndtr, ndtri
@@ -294,15 +294,20 @@ def _pair_epsilon(mu: float, used: float, releases: int, delta: float) -> float:
     single = accounting.message_epsilon(mu, used, delta)
     if releases == 1:
         return single
-    from dp_accounting.pld import privacy_loss_distribution as pld
-
     # The grid must hold the widest loss; a coarser one only lowers an optimistic value.
-    step = max(1e-4, mu * (mu + 10.0) / 2e5)
-    one = pld.from_gaussian_mechanism(
-        1.0 / mu,
-        sampling_prob=used,
+    one = optimistic_loss(1.0 / mu, used, max(1e-4, mu * (mu + 10.0) / 2e5))
+    return max(single, float(one.self_compose(releases).get_epsilon_for_delta(delta)))
+
+
+def optimistic_loss(noise_std: float, rate: float, step: float) -> Any:
+    """dp-accounting's distribution of the privacy loss of a Gaussian that a record of norm 1 enters with this
+    probability, rounded down to a grid."""
+    from dp_accounting.pld import privacy_loss_distribution
+
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        noise_std,
+        sampling_prob=rate,
         value_discretization_interval=step,
         pessimistic_estimate=False,
         use_connect_dots=False,
     )
-    return max(single, float(one.self_compose(releases).get_epsilon_for_delta(delta)))

@@ -267,9 +267,6 @@ def _serve(app: FastAPI, listener: socket.socket, browser_address: str) -> None:
 
 def _exit_at_once() -> None:
     """Exit without waiting for threads: nothing is left to write, and JAX must not be aborted halfway."""
-    import os
-    import sys
-
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
