@@ -144,21 +144,16 @@ def mu_thresholds(pilot_in: np.ndarray, pilot_out: np.ndarray) -> list[Threshold
     return [Threshold(low + share * (high - low), "in") for share in (0.5, 0.25, 0.75)]
 
 
-def mu_lower(false_in: float, num_out: float, false_out: float, num_in: float, error: float) -> float:
-    """A lower limit of μ from both error counts at one threshold: μ = Φ⁻¹(1 - FPR) - Φ⁻¹(FNR)."""
-    fpr, fnr = upper_rate(false_in, num_out, error / 2), upper_rate(false_out, num_in, error / 2)
-    return max(float(-ndtri(fpr) - ndtri(fnr)), 0.0)
-
-
 def mu_bound(scores: Scores, thresholds: Sequence[Threshold], *, delta: float, confidence: float) -> LowerBound:
-    """ε at δ by R1 from a lower limit of μ. Only for releases whose trade-off is Gaussian."""
+    """ε at δ by R1 from a lower limit of μ = Φ⁻¹(1 - FPR) - Φ⁻¹(FNR), of both error counts. Only for releases
+    whose trade-off is Gaussian."""
     scores_in, scores_out = scores
     error = (1.0 - confidence) / len(thresholds)
     mu = 0.0
     for threshold in thresholds:
-        false_in = float(np.sum(scores_out >= threshold.value))
-        false_out = float(np.sum(scores_in < threshold.value))
-        mu = max(mu, mu_lower(false_in, len(scores_out), false_out, len(scores_in), error))
+        fpr = upper_rate(float(np.sum(scores_out >= threshold.value)), len(scores_out), error / 2)
+        fnr = upper_rate(float(np.sum(scores_in < threshold.value)), len(scores_in), error / 2)
+        mu = max(mu, float(-ndtri(fpr) - ndtri(fnr)))
     value = accounting.gaussian_epsilon(mu, delta)
     return LowerBound(value, MU_FORM, confidence, delta, len(scores_in), f"μ >= {mu:.4g}")
 

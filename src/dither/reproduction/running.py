@@ -362,9 +362,8 @@ def compute(
     Returns the data sets that are not available, by name, and why: their runs are left out."""
     groups: dict[tuple[Any, ...], list[Point]] = {}
     for point in wanted:
-        records = replace(
-            point.spec.data, partition="iid", similarity=0.0
-        )  # what is loaded does not depend on these
+        # What is loaded does not depend on these.
+        records = replace(point.spec.data, partition="iid", similarity=0.0)
         groups.setdefault((records, batches.program(point.spec), point.gradient_norm), []).append(point)
     kind = devices.device_kind()
     total, done = sum(batches.estimated_seconds(point.spec, kind) for point in wanted), 0.0
