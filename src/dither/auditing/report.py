@@ -13,9 +13,9 @@ from dither.accounting import ProvenRow
 from dither.auditing import bounds
 from dither.experiment import folder, plots
 from dither.experiment.build import Experiment
-from dither.experiment.report import ADVERSARIES, Overview, decode, encode
+from dither.experiment.report import Overview, decode, encode
 from dither.spec import Spec
-from dither.types import epsilon_text
+from dither.types import ADVERSARIES, epsilon_text
 
 _COLOURS = (plots.BLUE, plots.ORANGE, plots.GREEN, plots.VERMILION, plots.GREY)
 _LIMITS = (("claimed", "--"), ("proven", "-."))  # and their line styles

@@ -27,7 +27,7 @@ from dither.experiment.folder import RunFolder, to_json
 from dither.experiment.metrics import Advice, Labelled, TestScores, evaluate
 from dither.spec import Spec, model_file
 from dither.spec.code import register_model
-from dither.types import Claim, epsilon_text
+from dither.types import ADVERSARIES, SHORT_VIEWS, Claim, epsilon_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,19 +38,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Adversaries, from the strongest to the weakest: the view's key, a short name and a phrase.
-SHORT_VIEWS = {
-    "upload": "server sees uploads",
-    "sum": "server sees sums",
-    "broadcast": "outsider sees broadcasts",
-    "final": "outsider sees the final model",
-}
-ADVERSARIES = {
-    "upload": "a server that sees every upload",
-    "sum": "a server that sees only sums of uploads",
-    "broadcast": "an outsider who sees every broadcast",
-    "final": "an outsider who sees only the final model",
-}
 _SUMMED = {
     "off": "the server sees every upload",
     "ideal": "summed as secure aggregation would (secagg.mode = ideal)",
