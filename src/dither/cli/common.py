@@ -263,12 +263,9 @@ class RunProgress(Live):
         if done:
             console.print(f"resuming {escape(str(folder))} after round {done}", highlight=False)
         if console.is_terminal:
-            scores, task = (
-                "{task.fields[scores]}  {task.fields[epsilon]}",
-                {"total": self._total, "completed": done},
-            )
-            wide = console.width >= _WIDE
-            self._start_bar(ROUNDS, scores, console, timed=wide, **task, scores="-", epsilon="")
+            after, wide = "{task.fields[scores]}  {task.fields[epsilon]}", console.width >= _WIDE
+            task = {"total": self._total, "completed": done, "scores": "-", "epsilon": ""}
+            self._start_bar(ROUNDS, after, console, timed=wide, **task)
 
     def update(self, row: dict[str, Any]) -> None:
         if self.silent:

@@ -159,7 +159,7 @@ class Epsilon:
 
     def lines(self, proven: Sequence[ProvenRow]) -> list[tuple[str, str]]:
         """Some proven rows, then the claimed and the attacked ε, as pairs of (what, value)."""
-        lines = [(label(row), proven_text(row)) for row in proven]
+        lines = [(epsilon_label(row), proven_text(row)) for row in proven]
         for who, client in self.by_target():
             both = f"proven {epsilon_text(client.proven)}, claimed {epsilon_text(client.claimed, 'nearest')}"
             lines.append((f"target ε {client.target:g}", f"{who}: {both}, weight {client.weight:.3g} (mean 1)"))
@@ -524,7 +524,7 @@ class Report(Overview):
         if not self.epsilon.main:
             return f"no proven ε; {claimed}"
         row = self.epsilon.main[0]
-        kind, adversary = label(row), ADVERSARIES[row.view]
+        kind, adversary = epsilon_label(row), ADVERSARIES[row.view]
         if math.isinf(row.value):
             return "no noise: not private" if math.isinf(self.epsilon.claimed.value) else f"{kind} ∞; {claimed}"
         return (
@@ -738,7 +738,7 @@ def bytes_text(count: float) -> str:
     return f"{count / 1000**power:.3g} {('B', 'kB', 'MB', 'GB')[power]}"
 
 
-def label(row: ProvenRow) -> str:
+def epsilon_label(row: ProvenRow) -> str:
     return "assumed ε" if row.assumed else "proven ε"
 
 
