@@ -110,6 +110,13 @@ def test_zero_vector_is_left_alone():
     assert all(bool(jnp.all(leaf == 0)) for leaf in jax.tree.leaves(total))
 
 
+def test_a_vector_within_the_clip_stays_as_it_is():
+    vector = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[4.0]])}
+    for clip_norm in (5.001, 6.0, 1e6):
+        close(clipping.clip(vector, clip_norm), vector, 0)
+    close(clipping.clip(vector, 2.5), jax.tree.map(lambda leaf: leaf / 2, vector))
+
+
 @pytest.mark.parametrize("inside", [True, False])
 def test_batch_clip_with_the_regulariser_inside_or_outside(inside):
     model = models.logistic(12)
