@@ -45,6 +45,7 @@ NOT_RUN = {
     "python tools/pack_results.py": "needs the report of hours of runs",
     "python tools/fill_reproduction.py": "rewrites docs/reproduction.md",
     "python tools/compare_reports.py": "tests/reproduction/test_writeup.py",
+    "python tools/audit_nbafl.py": "tests/auditing/test_broken_claims.py",
     "python tools/audit_pictures.py docs/images": "rewrites the pictures of docs, minutes",
     r"python -m dither.reproduction (?!.*--estimate)": "tests/reproduction/test_running.py",
     "dither reproduce (?!--list)": "tests/reproduction/test_running.py",

@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from dither import models
-from dither.auditing.neighbours import first_result
 from dither.data import Dataset
 from dither.errors import SpecError
 from dither.experiment import plots
 from dither.methods import prepare
+from dither.simulation import engine
 from dither.spec import Spec
-from dither.types import Prepared, Records
+from dither.types import Algorithm, ClientResult, Params, Prepared, Records, Round
 
 
 class Leak(NamedTuple):
@@ -85,6 +85,20 @@ def _read(prepared: Prepared, model: models.Model, dataset: Dataset, row: int, s
     pull = -np.full(change["b"].shape, 1 / len(change["b"]))
     pull[label] += 1
     return np.asarray(change["w"] @ pull / np.dot(pull, pull))
+
+
+def first_result(
+    algorithm: Algorithm, start: Params, records: Records, *, seed: int, cohort_size: int
+) -> ClientResult:
+    """What client 0 returns in round 0."""
+    zero = jnp.int32(0)
+    return algorithm.client(
+        engine.client_keys(jnp.uint32(seed), zero, zero),
+        algorithm.message(algorithm.init(start)),
+        algorithm.client_init(start),
+        records,
+        Round(zero, zero, jnp.int32(cohort_size)),
+    )
 
 
 def draw(dataset: Dataset, rows: Sequence[int], leaks: Sequence[Leak], path: Path) -> None:

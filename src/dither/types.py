@@ -21,6 +21,21 @@ __version__ = "0.2.0"
 _ROUNDED = {"up": ROUND_CEILING, "down": ROUND_FLOOR, "nearest": ROUND_HALF_EVEN}
 
 
+# Adversaries, from the strongest to the weakest: the view's key, a short name and a phrase.
+SHORT_VIEWS = {
+    "upload": "server sees uploads",
+    "sum": "server sees sums",
+    "broadcast": "outsider sees broadcasts",
+    "final": "outsider sees the final model",
+}
+ADVERSARIES = {
+    "upload": "a server that sees every upload",
+    "sum": "a server that sees only sums of uploads",
+    "broadcast": "an outsider who sees every broadcast",
+    "final": "an outsider who sees only the final model",
+}
+
+
 def epsilon_text(value: float | str, rounded: str = "up", digits: int = 3) -> str:
     """An ε, or what follows from one, for people. A proven one is rounded up, since it is an upper bound; one that
     was attacked, or that is left of a budget, "down"; one that is claimed to the "nearest"."""

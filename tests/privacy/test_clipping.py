@@ -1,5 +1,6 @@
 """Clipping: bounded norms, the factorised sum equals the plain one, zero is handled (the rest: test_totality)."""
 
+import functools
 import itertools
 
 import jax
@@ -13,11 +14,16 @@ from dither.privacy import clipping
 from dither.types import Batch
 
 
+def clipped_sum(model, *records, clip_norm):
+    """`clipping.example_clipped_sum`, compiled: operation by operation it takes several times as long."""
+    return jax.jit(functools.partial(clipping.example_clipped_sum, model, clip_norm=clip_norm))(*records)
+
+
 def example_gradients(model, params, x, y):
     def loss(p, one_x, one_y):
         return models.losses(model, p, one_x[None], one_y[None])[0]
 
-    return jax.vmap(jax.grad(loss), in_axes=(None, 0, 0))(params, x, y)
+    return jax.jit(jax.vmap(jax.grad(loss), in_axes=(None, 0, 0)))(params, x, y)
 
 
 def reference(model, params, x, y, weights, clip_norm):
@@ -65,7 +71,7 @@ def test_example_clipping_equals_the_record_by_record_sum(name, clip_norm):
     make, classes = MODELS[name]
     model = make()
     params, (x, y, weights) = randomised(model), batch(classes)
-    total, fraction = clipping.example_clipped_sum(model, params, x, y, weights, clip_norm=clip_norm)
+    total, fraction = clipped_sum(model, params, x, y, weights, clip_norm=clip_norm)
     close(total, reference(model, params, x, y, weights, clip_norm))
     assert 0 <= float(fraction) <= 1
     assert (float(fraction) == 0) == (clip_norm > 100)
@@ -76,10 +82,8 @@ def test_factorised_and_generic_paths_agree(name):
     make, classes = MODELS[name]
     model = make()
     params, (x, y, weights) = randomised(model), batch(classes, count=50)
-    fast, fast_fraction = clipping.example_clipped_sum(model, params, x, y, weights, clip_norm=0.7)
-    slow, slow_fraction = clipping.example_clipped_sum(
-        model._replace(layers=()), params, x, y, weights, clip_norm=0.7
-    )
+    fast, fast_fraction = clipped_sum(model, params, x, y, weights, clip_norm=0.7)
+    slow, slow_fraction = clipped_sum(model._replace(layers=()), params, x, y, weights, clip_norm=0.7)
     close(fast, slow)
     assert float(fast_fraction) == pytest.approx(float(slow_fraction))
 
@@ -89,8 +93,8 @@ def test_one_record_never_moves_the_sum_by_more_than_the_clip():
     params, (x, y, _) = randomised(model), batch(4)
     for weight in (1e3, 1e-3):
         ones = jnp.ones(len(y))
-        with_it, _ = clipping.example_clipped_sum(model, params, x * weight, y, ones, clip_norm=0.5)
-        without, _ = clipping.example_clipped_sum(model, params, x * weight, y, ones.at[3].set(0), clip_norm=0.5)
+        with_it, _ = clipped_sum(model, params, x * weight, y, ones, clip_norm=0.5)
+        without, _ = clipped_sum(model, params, x * weight, y, ones.at[3].set(0), clip_norm=0.5)
         moved = clipping.norm(jax.tree.map(jnp.subtract, with_it, without))
         assert float(moved) <= 0.5 * (1 + 1e-4)
 
@@ -101,26 +105,24 @@ def test_zero_vector_is_left_alone():
     # a model whose gradient is exactly zero: no features and a saturated bias
     model = models.logistic(2)
     params = {"out": {"w": jnp.zeros((2, 1)), "b": jnp.full((1,), 200.0)}}
-    total, _ = clipping.example_clipped_sum(
-        model, params, jnp.zeros((3, 2)), jnp.ones(3, jnp.int32), jnp.ones(3), clip_norm=1.0
-    )
+    records = jnp.zeros((3, 2)), jnp.ones(3, jnp.int32), jnp.ones(3)
+    total, _ = clipped_sum(model, params, *records, clip_norm=1.0)
     assert all(bool(jnp.all(leaf == 0)) for leaf in jax.tree.leaves(total))
+
+
+def test_a_vector_within_the_clip_stays_as_it_is():
+    vector = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[4.0]])}
+    for clip_norm in (5.001, 6.0, 1e6):
+        close(clipping.clip(vector, clip_norm), vector, 0)
+    close(clipping.clip(vector, 2.5), jax.tree.map(lambda leaf: leaf / 2, vector))
 
 
 @pytest.mark.parametrize("inside", [True, False])
 def test_batch_clip_with_the_regulariser_inside_or_outside(inside):
     model = models.logistic(12)
     params, (x, y, weights) = randomised(model), batch(2)
-    got = clipping.gradient(
-        model,
-        params,
-        Batch(x, y, weights),
-        divisor=10.0,
-        clip_norm=0.2,
-        mode="batch",
-        l2=0.1,
-        l2_inside_clip=inside,
-    ).gradient
+    rule = {"divisor": 10.0, "clip_norm": 0.2, "mode": "batch", "l2": 0.1, "l2_inside_clip": inside}
+    got = jax.jit(lambda: clipping.gradient(model, params, Batch(x, y, weights), **rule).gradient)()
     plain = jax.grad(lambda p: jnp.sum(weights * models.losses(model, p, x, y)) / 10.0)(params)
     penalty = jax.tree.map(lambda leaf: 0.2 * leaf, params)
     if inside:
@@ -195,20 +197,19 @@ def test_the_clipped_fraction_counts_those_that_were_longer_than_the_clip():
     model, x = models.logistic(1), jnp.array([[1.0], [2.0], [4.0], [9.0]])
     params, y = jax.tree.map(jnp.zeros_like, model.init(jax.random.key(0))), jnp.ones(4, jnp.int32)
     weights = jnp.array([1.0, 1.0, 1.0, 0.0])
+    batch = Batch(x, y, weights)
+
+    @functools.partial(jax.jit, static_argnames="mode")
+    def fractions(clip_norm, mode):
+        rule = {"divisor": 3.0, "clip_norm": clip_norm, "mode": mode, "l2": 0.0}
+        whole = clipping.on_lattice(model, params, batch, scale=100.0, fixed_places=True, **rule)
+        return clipping.gradient(model, params, batch, **rule).fraction, whole.fraction
+
     for clip_norm, fraction in ((0.7, 1.0), (1.0, 2 / 3), (2.0, 1 / 3), (2.1, 0.0)):
-        rule = {"divisor": 3.0, "clip_norm": clip_norm, "l2": 0.0}
-        each = clipping.gradient(model, params, Batch(x, y, weights), mode="example", **rule)
-        assert float(each.fraction) == pytest.approx(fraction)
-        on_lattice = clipping.on_lattice(
-            model, params, Batch(x, y, weights), mode="example", scale=100.0, fixed_places=True, **rule
-        )
-        assert float(on_lattice.fraction) == pytest.approx(fraction)
+        np.testing.assert_allclose(fractions(clip_norm, "example"), fraction, rtol=1e-6)
     length = np.hypot(7 / 3, 1) / 2
     for clip_norm, clipped in ((length * 1.001, 0.0), (length * 0.999, 1.0)):
-        rule = {"divisor": 3.0, "clip_norm": clip_norm, "l2": 0.0, "mode": "batch"}
-        assert float(clipping.gradient(model, params, Batch(x, y, weights), **rule).fraction) == clipped
-        whole = clipping.on_lattice(model, params, Batch(x, y, weights), scale=100.0, fixed_places=True, **rule)
-        assert float(whole.fraction) == clipped
-    none = clipping.gradient(model, params, Batch(x, y, weights), divisor=3.0, clip_norm=0.1, mode="none")
+        assert fractions(clip_norm, "batch") == (clipped, clipped)
+    none = clipping.gradient(model, params, batch, divisor=3.0, clip_norm=0.1, mode="none")
     assert float(none.fraction) == 0.0
     assert float(clipping.norm(none.gradient)) == pytest.approx(length, rel=1e-5)

@@ -16,9 +16,14 @@ from dither.privacy import clipping, noise, softmax
 from dither.simulation.arrays import ONE_DEVICE
 from dither.spec import Spec
 from dither.types import Batch
+from tests.privacy.test_clipping import clipped_sum
 
 FEATURES, CLASSES = 40, 5
 block_sums = functools.partial(clipping.softmax_block_sums, interpret=True)
+
+
+def compiled_sums(model, clip_norm):
+    return jax.jit(functools.partial(block_sums, model, clip_norm=clip_norm))
 
 
 @pytest.fixture
@@ -45,9 +50,9 @@ def test_sums_of_blocks_are_those_of_a_cpu(records, blocks):
     model, (params, (x, y, weights)) = models.softmax(FEATURES, CLASSES), a_batch(records)
     x = x.at[3].set(1e30).at[4].set(jnp.inf).at[5, 2].set(jnp.nan).at[6].set(3e38)
     clip = jnp.float32(3.0)
-    expected, fraction = clipping.example_clipped_sum(model, params, x, y, weights, clip_norm=clip)
+    expected, fraction = clipped_sum(model, params, x, y, weights, clip_norm=clip)
     in_blocks = (a.reshape(blocks, -1, *a.shape[1:]) for a in (x, y, weights))
-    sums, clipped, counted = block_sums(model, params, *in_blocks, clip_norm=clip)
+    sums, clipped, counted = compiled_sums(model, clip)(params, *in_blocks)
     assert 0 < fraction < 1
     assert float(jnp.sum(clipped) / jnp.sum(counted)) == pytest.approx(float(fraction), rel=1e-6)
     assert jnp.array_equal(counted, weights.reshape(blocks, -1).sum(1))
@@ -59,6 +64,7 @@ def test_whatever_is_mapped_is_clipped_by_itself():
     model = models.softmax(FEATURES, CLASSES)
     (params, batch), (other, others) = a_batch(64), a_batch(64, seed=1)
 
+    @jax.jit
     def sums(params, x, y, weights, clip):
         return block_sums(model, params, x[None], y[None], weights[None], clip_norm=clip)
 
@@ -80,7 +86,7 @@ def test_a_record_moves_a_sum_by_at_most_the_clip_whatever_its_bits():
     params, _ = a_batch(1)
     y = jnp.asarray(draw.integers(-2, CLASSES + 2, (records, 1)), jnp.int32)
     in_blocks = (jnp.asarray(bits)[:, None], y, jnp.ones((records, 1)))
-    sums, _, _ = jax.jit(functools.partial(block_sums, model, clip_norm=clip))(params, *in_blocks)
+    sums, _, _ = compiled_sums(model, clip)(params, *in_blocks)
     flat = np.concatenate([np.asarray(leaf, np.float64).reshape(records, -1) for leaf in jax.tree.leaves(sums)], 1)
     lengths = np.linalg.norm(flat, axis=1)
     assert np.isfinite(flat).all()
@@ -90,13 +96,10 @@ def test_a_record_moves_a_sum_by_at_most_the_clip_whatever_its_bits():
 
 def test_a_record_of_weight_zero_has_no_influence():
     model, (params, (x, y, weights)) = models.softmax(FEATURES, CLASSES), a_batch(64)
-    without = block_sums(model, params, x[None], y[None], weights[None], clip_norm=1.0)
     hidden = jnp.where(weights[:, None] > 0, x, jnp.nan)
-    for a, b in zip(
-        jax.tree.leaves(block_sums(model, params, hidden[None], y[None], weights[None], clip_norm=1.0)),
-        jax.tree.leaves(without),
-        strict=True,
-    ):
+    sums = compiled_sums(model, 1.0)
+    without, with_it = (sums(params, each[None], y[None], weights[None]) for each in (hidden, x))
+    for a, b in zip(jax.tree.leaves(with_it), jax.tree.leaves(without), strict=True):
         np.testing.assert_array_equal(a, b)
 
 

@@ -1,7 +1,7 @@
 """Attacked ε: what an adversary can show to have leaked, on the code path of a run.
 
 attack           `audit`: claimed, proven and attacked ε for each view
-neighbours       neighbouring data sets that differ in one canary; a pair that refutes NbAFL's sensitivity
+neighbours       neighbouring data sets that differ in one canary
 trials           thousands of trials in one compiled program, or many canaries in one run
 likelihood       the test statistic, fitted to pilot trials
 bounds           lower bounds on ε with a stated confidence

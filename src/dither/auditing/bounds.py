@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import betaincinv, expit, ndtr, ndtri
@@ -144,21 +144,16 @@ def mu_thresholds(pilot_in: np.ndarray, pilot_out: np.ndarray) -> list[Threshold
     return [Threshold(low + share * (high - low), "in") for share in (0.5, 0.25, 0.75)]
 
 
-def mu_lower(false_in: float, num_out: float, false_out: float, num_in: float, error: float) -> float:
-    """A lower limit of μ from both error counts at one threshold: μ = Φ⁻¹(1 - FPR) - Φ⁻¹(FNR)."""
-    fpr, fnr = upper_rate(false_in, num_out, error / 2), upper_rate(false_out, num_in, error / 2)
-    return max(float(-ndtri(fpr) - ndtri(fnr)), 0.0)
-
-
 def mu_bound(scores: Scores, thresholds: Sequence[Threshold], *, delta: float, confidence: float) -> LowerBound:
-    """ε at δ by R1 from a lower limit of μ. Only for releases whose trade-off is Gaussian."""
+    """ε at δ by R1 from a lower limit of μ = Φ⁻¹(1 - FPR) - Φ⁻¹(FNR), of both error counts. Only for releases
+    whose trade-off is Gaussian."""
     scores_in, scores_out = scores
     error = (1.0 - confidence) / len(thresholds)
     mu = 0.0
     for threshold in thresholds:
-        false_in = float(np.sum(scores_out >= threshold.value))
-        false_out = float(np.sum(scores_in < threshold.value))
-        mu = max(mu, mu_lower(false_in, len(scores_out), false_out, len(scores_in), error))
+        fpr = upper_rate(float(np.sum(scores_out >= threshold.value)), len(scores_out), error / 2)
+        fnr = upper_rate(float(np.sum(scores_in < threshold.value)), len(scores_in), error / 2)
+        mu = max(mu, float(-ndtri(fpr) - ndtri(fnr)))
     value = accounting.gaussian_epsilon(mu, delta)
     return LowerBound(value, MU_FORM, confidence, delta, len(scores_in), f"μ >= {mu:.4g}")
 
@@ -294,15 +289,20 @@ def _pair_epsilon(mu: float, used: float, releases: int, delta: float) -> float:
     single = accounting.message_epsilon(mu, used, delta)
     if releases == 1:
         return single
-    from dp_accounting.pld import privacy_loss_distribution as pld
-
     # The grid must hold the widest loss; a coarser one only lowers an optimistic value.
-    step = max(1e-4, mu * (mu + 10.0) / 2e5)
-    one = pld.from_gaussian_mechanism(
-        1.0 / mu,
-        sampling_prob=used,
+    one = optimistic_loss(1.0 / mu, used, max(1e-4, mu * (mu + 10.0) / 2e5))
+    return max(single, float(one.self_compose(releases).get_epsilon_for_delta(delta)))
+
+
+def optimistic_loss(noise_std: float, rate: float, step: float) -> Any:
+    """dp-accounting's distribution of the privacy loss of a Gaussian that a record of norm 1 enters with this
+    probability, rounded down to a grid."""
+    from dp_accounting.pld import privacy_loss_distribution
+
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        noise_std,
+        sampling_prob=rate,
         value_discretization_interval=step,
         pessimistic_estimate=False,
         use_connect_dots=False,
     )
-    return max(single, float(one.self_compose(releases).get_epsilon_for_delta(delta)))

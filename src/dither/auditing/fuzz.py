@@ -34,7 +34,7 @@ from dither import accounting
 from dither.auditing import bounds
 from dither.auditing.counts import check_counts
 from dither.auditing.neighbours import CANARY_NORM, certain_start
-from dither.auditing.rounds import Rounds, Scene, See, apart, attacked
+from dither.auditing.rounds import Rounds, Scene, See, attacked, told_apart
 from dither.auditing.spending import check_spending
 from dither.auditing.trials import most_exposed
 from dither.data import ClientPartition, Dataset
@@ -504,7 +504,7 @@ class _Attack:
         first = model.init(jax.random.key(0))
         starts = [jax.tree.map(jnp.zeros_like, first) if self.linear else first]
         if self.linear:
-            starts.append(certain_start(model, heavier * self._movement(), seed=0))
+            starts.append(certain_start(model, heavier * self._movement()))
         self.num_starts = len(starts)
         x, y, scenes = self._scenes()
         self.watched = Rounds(
@@ -636,7 +636,7 @@ class _Attack:
         for at, number in enumerate(scenes):
             spread = np.var(seen[at], axis=1).mean(axis=0)
             for one, other in self._neighbours():
-                value = apart(seen[at, one], seen[at, other], spread)
+                value = told_apart(seen[at, one], seen[at, other], spread)
                 if value > 1.02 * best:
                     best, rows = value, (number, one, other)
         return rows

@@ -13,9 +13,9 @@ from dither.accounting import ProvenRow
 from dither.auditing import bounds
 from dither.experiment import folder, plots
 from dither.experiment.build import Experiment
-from dither.experiment.report import ADVERSARIES, Overview, encode
+from dither.experiment.report import Overview, decode, encode
 from dither.spec import Spec
-from dither.types import epsilon_text
+from dither.types import ADVERSARIES, epsilon_text
 
 _COLOURS = (plots.BLUE, plots.ORANGE, plots.GREEN, plots.VERMILION, plots.GREY)
 _LIMITS = (("claimed", "--"), ("proven", "-."))  # and their line styles
@@ -38,10 +38,7 @@ class AttackResult(NamedTuple):
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> AttackResult:
         """The result whose `_asdict()` was written as JSON."""
-        kinds = {"bounds": bounds.LowerBound, "thresholds": bounds.Threshold, "mu_thresholds": bounds.Threshold}
-        lists = {name: [kind(*each) for each in values[name]] for name, kind in kinds.items()}
-        scores = {name: np.asarray(values[name]) for name in ("scores_in", "scores_out")}
-        return cls(**{name: values[name] for name in cls._fields} | lists | scores)
+        return decode(cls, values, {name: np.asarray(values[name]) for name in ("scores_in", "scores_out")})
 
     def label(self) -> str:
         """The view in a legend."""

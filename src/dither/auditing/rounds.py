@@ -38,7 +38,7 @@ from dither.simulation.arrays import Inputs, RunInputs, Shards, State, all_finit
 from dither.types import Algorithm, Array, ClientResult, Cohort, Hyper, Params, PyTree, Records, Round, RoundInfo
 
 _FIT, _COUNTED = 512, 4096  # runs to which a score is fitted, and that a bound is computed from
-_APART = 10**5  # their seeds
+_FIRST_COUNTED = 10**5  # their seeds begin here
 _CERTAIN = 1e6  # μ from which on ε is μ²/2 and more
 _LINEAR = 0.01  # of the noise: how far from linear what is called so may be
 
@@ -352,7 +352,7 @@ def _floor(spread: np.ndarray, shift: np.ndarray) -> np.ndarray:
     return np.asarray(1e-12 * scale + 1e-60)
 
 
-def apart(inside: np.ndarray, outside: np.ndarray, spread: np.ndarray) -> float:
+def told_apart(inside: np.ndarray, outside: np.ndarray, spread: np.ndarray) -> float:
     """How well the two are told apart, roughly, if that is the noise's variance."""
     shift = np.mean(inside - outside, axis=0)
     return float(np.sum(shift**2 / (spread + _floor(spread, shift))))
@@ -376,11 +376,11 @@ def attacked(see: See, *, delta: float, error: float, gaussian: bool, halves: bo
     found = [0.0]
     if np.any(shift[linear]):
         score = Score.fit(inside * linear, outside * linear)
-        seen = score.columns(see(_APART, counts, False, 1.0) * linear)
+        seen = score.columns(see(_FIRST_COUNTED, counts, False, 1.0) * linear)
         found.append(_exhibited(score, seen, delta, error / 2))
     if not np.all(linear | (shift == 0)):
         score = Score.fit(*pilots)
-        counted = [see(_APART, counts // 2, with_record, 1.0) for with_record in (True, False)]
+        counted = [see(_FIRST_COUNTED, counts // 2, with_record, 1.0) for with_record in (True, False)]
         fitted, scores = ((score(one), score(other)) for one, other in (pilots, counted))
         thresholds = bounds.choose_thresholds(*fitted, trials=len(scores[0]), delta=delta, error=error / 4)
         found.append(bounds.count_bound(scores, thresholds, delta=delta, confidence=1 - error / 4).value)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections import Counter
+from functools import reduce
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
@@ -25,6 +26,7 @@ from dither.accounting import ZERO_OUT, Conditions
 from dither.accounting.accountant import Accountant
 from dither.accounting.ledger import Budget, Charge, Ledger, filter
 from dither.accounting.ledger.runs import EVERY_RECORD, Spending
+from dither.auditing.bounds import optimistic_loss
 from dither.errors import BudgetExhausted
 from dither.types import Release, RoundInfo, Sampling
 
@@ -214,28 +216,14 @@ class _History:
 
 def _composed(shown: Shown, delta: float) -> float:
     """ε of these releases together, rounded down, by dp-accounting."""
-    from dp_accounting.pld import privacy_loss_distribution as pld
-
     squares = sum(count / std**2 for (std, rate), count in shown.items() if rate == 1)
     parts = [((1 / math.sqrt(squares), 1.0), 1)] if squares else []
     parts += [(key, count) for key, count in shown.items() if key[1] < 1]
     if not parts:
         return 0.0
     step = max(_STEP, *((1 / std + 10) / std / 1e4 for (std, _), _ in parts))  # the grid holds the widest loss
-
-    def one(std: float, rate: float) -> Any:
-        return pld.from_gaussian_mechanism(
-            std,
-            sampling_prob=rate,
-            value_discretization_interval=step,
-            pessimistic_estimate=False,
-            use_connect_dots=False,
-        )
-
-    whole = one(*parts[0][0]).self_compose(parts[0][1])
-    for key, count in parts[1:]:
-        whole = whole.compose(one(*key).self_compose(count))
-    return float(whole.get_epsilon_for_delta(delta))
+    composed = [optimistic_loss(*key, step).self_compose(count) for key, count in parts]
+    return float(reduce(lambda whole, part: whole.compose(part), composed).get_epsilon_for_delta(delta))
 
 
 # Choices

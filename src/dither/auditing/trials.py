@@ -402,7 +402,7 @@ def run_canaries(
     x, y = stack(
         [Example(CANARY_NORM * directions[i], 1) if i < canaries and included[i] else silent for i in range(rows)]
     )
-    start = certain_start(model, movement, seed=0)
+    start = certain_start(model, movement)
 
     def update(direction: Array) -> Array:
         """The unit vector along which a canary moves the model."""

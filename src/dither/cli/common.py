@@ -8,7 +8,6 @@ import io
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -135,10 +134,9 @@ def _with_output(function: F, quiet_help: str) -> F:
 
 def presets(incomplete: str) -> list[str]:
     """Presets with this prefix, for the shell's completion. If there is none, the shell offers files."""
-    from importlib.resources import files
+    from dither.spec import preset_names
 
-    names = (file.name for file in files("dither").joinpath("spec", "presets").iterdir())
-    return sorted(n.removesuffix(".toml") for n in names if n.endswith(".toml") and n.startswith(incomplete))
+    return [name for name in preset_names() if name.startswith(incomplete)]
 
 
 def values_of(settings: list[str] | None) -> dict[str, Any]:
@@ -265,12 +263,9 @@ class RunProgress(Live):
         if done:
             console.print(f"resuming {escape(str(folder))} after round {done}", highlight=False)
         if console.is_terminal:
-            scores, task = (
-                "{task.fields[scores]}  {task.fields[epsilon]}",
-                {"total": self._total, "completed": done},
-            )
-            wide = console.width >= _WIDE
-            self._start_bar(ROUNDS, scores, console, timed=wide, **task, scores="-", epsilon="")
+            after, wide = "{task.fields[scores]}  {task.fields[epsilon]}", console.width >= _WIDE
+            task = {"total": self._total, "completed": done, "scores": "-", "epsilon": ""}
+            self._start_bar(ROUNDS, after, console, timed=wide, **task)
 
     def update(self, row: dict[str, Any]) -> None:
         if self.silent:
@@ -614,7 +609,9 @@ def several(
     children: list[subprocess.Popen[bytes]] = []
     try:
         if coordinator is None:
-            coordinator = f"127.0.0.1:{_free_port()}"
+            from dither.federation.local import free_port
+
+            coordinator = f"127.0.0.1:{free_port()}"
             _start_others(children, count, coordinator)
         elif number == 0 and not silent:
             say(f"waiting for {count - 1} other processes at {coordinator}")
@@ -680,12 +677,6 @@ def _start_others(children: list[subprocess.Popen[bytes]], count: int, coordinat
         )
     if cores:
         os.sched_setaffinity(0, parts[0])
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _check(children: list[subprocess.Popen[bytes]]) -> None:

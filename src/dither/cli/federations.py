@@ -17,7 +17,7 @@ from typer import Argument, Option
 from dither.cli import common
 from dither.cli.privacy import print_split
 from dither.errors import ConfigError, FederationError
-from dither.types import epsilon_text
+from dither.types import ADVERSARIES, epsilon_text
 
 if TYPE_CHECKING:
     from dither.experiment.report import Report
@@ -128,7 +128,6 @@ def join(
 ) -> None:
     """Take part in a federation with your own records, until the run is over."""
     from dither.accounting.ledger import Budget
-    from dither.experiment.report import ADVERSARIES
     from dither.federation import joining, keys
     from dither.federation.agreement import approved_digest
 

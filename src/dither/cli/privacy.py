@@ -14,7 +14,7 @@ from typer import Argument, Option
 
 from dither.cli import common
 from dither.errors import ConfigError, DataError, SpecError
-from dither.types import epsilon_text
+from dither.types import SHORT_VIEWS, epsilon_text
 
 if TYPE_CHECKING:
     from dither.accounting import ProvenRow
@@ -60,7 +60,7 @@ def account(
 
 
 def _print_account(report: PrivacyReport) -> None:
-    from dither.experiment.report import SHORT_VIEWS, sampler_text, uncovered
+    from dither.experiment.report import sampler_text, uncovered
 
     epsilon, claim = report.epsilon, report.epsilon.claimed
     rows = [
@@ -115,8 +115,6 @@ def _print_account(report: PrivacyReport) -> None:
 
 def _remarks(rows: Sequence[ProvenRow]) -> Iterator[str]:
     """The range over clients, whom a proof relies on, and why no credit is given."""
-    from dither.experiment.report import SHORT_VIEWS
-
     for row in rows:
         where = f"{SHORT_VIEWS[row.view]}, {row.adjacency}"
         if row.clients is not None and row.view in ("upload", "sum"):
@@ -141,8 +139,6 @@ def print_split(split: Sequence[SpentPart]) -> None:
 
 
 def _seen(row: ProvenRow | AttackedRow) -> dict[str, str]:
-    from dither.experiment.report import SHORT_VIEWS
-
     return {"adversary": SHORT_VIEWS[row.view], "neighbouring data": row.adjacency}
 
 
@@ -198,7 +194,6 @@ def audit(
     from dither import auditing
     from dither.auditing import report as pictures
     from dither.experiment.folder import cache_folder
-    from dither.experiment.report import SHORT_VIEWS
 
     common.check_folder(out or Path())
     folder = Path(what)
@@ -308,8 +303,6 @@ def _print_audit(outcome: Audit, written: list[Path]) -> None:
 
 
 def _adversary(row: AuditRow) -> str:
-    from dither.experiment.report import SHORT_VIEWS
-
     return "server sees one upload" if row.unit == "message" else SHORT_VIEWS[row.view]
 
 

@@ -15,7 +15,7 @@ from typer import Argument, Option
 from dither.cli import common
 from dither.cli.privacy import print_split
 from dither.errors import BudgetExhausted, SpecError
-from dither.types import epsilon_text
+from dither.types import ADVERSARIES, epsilon_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -436,8 +436,6 @@ def _print_sweep(result: Sweep, folder: Path) -> None:
 
 def _guarantee(result: Sweep) -> str:
     """What the proven ε holds for."""
-    from dither.experiment.report import ADVERSARIES
-
     if {"privacy.adjacency", "privacy.view", "privacy.delta"} & set(result.keys):
         return "for each setting's view, neighbours and δ"
     spec = result[0].spec

@@ -17,17 +17,9 @@ from dither.accounting.ledger import Budget, Charge, Ledger, Spent, composed
 from dither.accounting.ledger.runs import EVERY_RECORD
 from dither.errors import DataError
 from dither.experiment.folder import RunFolder, write_text
-from dither.experiment.report import (
-    SHORT_VIEWS,
-    TOGETHER,
-    Epsilon,
-    Overview,
-    Report,
-    SpentPart,
-    run_folder,
-)
+from dither.experiment.report import TOGETHER, Epsilon, Overview, Report, SpentPart, run_folder
 from dither.spec import MODELS, Spec
-from dither.types import epsilon_text
+from dither.types import SHORT_VIEWS, epsilon_text
 
 if TYPE_CHECKING:
     from dither.accounting.accountant import Accountant

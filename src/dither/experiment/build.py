@@ -975,7 +975,7 @@ def designs(experiments: Sequence[Experiment]) -> list[np.ndarray] | None:
     return planned or None
 
 
-# What must be equal in all processes that share a run
+# What a run's bits depend on
 
 
 def facts(experiment: Experiment) -> dict[str, str]:
@@ -1018,7 +1018,7 @@ def origin(experiment: Experiment, begun: Mapping[str, Any]) -> str:
         "libraries": [(name, metadata.version(name)) for name in LIBRARIES],
         "device": devices.device(),
         "processor": [platform.machine(), devices.cores(), *sorted(_processor())],
-        "compiler": [*_surroundings(), repr(sorted(jax.config.values.items()))],
+        "compiler": [*_compiler_variables(), repr(sorted(jax.config.values.items()))],
         "devices": [begun.get("devices"), distributed.count()],
     }
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
@@ -1050,7 +1050,7 @@ def _code() -> tuple[str, float]:
     return digest.hexdigest(), newest
 
 
-def _surroundings() -> list[str]:
+def _compiler_variables() -> list[str]:
     """Variables by which the compiler and its libraries choose how to add numbers up, and by how many threads."""
     names = ("XLA_", "NPROC", "PJRT_", "ONEDNN_", "DNNL_", "CUBLAS_", "NVIDIA_TF32")
     return sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(names))

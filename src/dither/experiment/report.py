@@ -27,7 +27,7 @@ from dither.experiment.folder import RunFolder, to_json
 from dither.experiment.metrics import Advice, Labelled, TestScores, evaluate
 from dither.spec import Spec, model_file
 from dither.spec.code import register_model
-from dither.types import Claim, epsilon_text
+from dither.types import ADVERSARIES, SHORT_VIEWS, Claim, epsilon_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,19 +38,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Adversaries, from the strongest to the weakest: the view's key, a short name and a phrase.
-SHORT_VIEWS = {
-    "upload": "server sees uploads",
-    "sum": "server sees sums",
-    "broadcast": "outsider sees broadcasts",
-    "final": "outsider sees the final model",
-}
-ADVERSARIES = {
-    "upload": "a server that sees every upload",
-    "sum": "a server that sees only sums of uploads",
-    "broadcast": "an outsider who sees every broadcast",
-    "final": "an outsider who sees only the final model",
-}
 _SUMMED = {
     "off": "the server sees every upload",
     "ideal": "summed as secure aggregation would (secagg.mode = ideal)",
@@ -172,7 +159,7 @@ class Epsilon:
 
     def lines(self, proven: Sequence[ProvenRow]) -> list[tuple[str, str]]:
         """Some proven rows, then the claimed and the attacked ε, as pairs of (what, value)."""
-        lines = [(label(row), proven_text(row)) for row in proven]
+        lines = [(epsilon_label(row), proven_text(row)) for row in proven]
         for who, client in self.by_target():
             both = f"proven {epsilon_text(client.proven)}, claimed {epsilon_text(client.claimed, 'nearest')}"
             lines.append((f"target ε {client.target:g}", f"{who}: {both}, weight {client.weight:.3g} (mean 1)"))
@@ -537,7 +524,7 @@ class Report(Overview):
         if not self.epsilon.main:
             return f"no proven ε; {claimed}"
         row = self.epsilon.main[0]
-        kind, adversary = label(row), ADVERSARIES[row.view]
+        kind, adversary = epsilon_label(row), ADVERSARIES[row.view]
         if math.isinf(row.value):
             return "no noise: not private" if math.isinf(self.epsilon.claimed.value) else f"{kind} ∞; {claimed}"
         return (
@@ -751,7 +738,7 @@ def bytes_text(count: float) -> str:
     return f"{count / 1000**power:.3g} {('B', 'kB', 'MB', 'GB')[power]}"
 
 
-def label(row: ProvenRow) -> str:
+def epsilon_label(row: ProvenRow) -> str:
     return "assumed ε" if row.assumed else "proven ε"
 
 

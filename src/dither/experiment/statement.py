@@ -16,15 +16,8 @@ from pathlib import Path
 from dither.accounting import ProvenRow
 from dither.errors import SpecError
 from dither.experiment.folder import to_json, write_bytes
-from dither.experiment.report import (
-    ADVERSARIES,
-    SHORT_VIEWS,
-    Report,
-    html_table,
-    load,
-    uncovered,
-)
-from dither.types import __version__, epsilon_text
+from dither.experiment.report import Report, html_table, load, uncovered
+from dither.types import ADVERSARIES, SHORT_VIEWS, __version__, epsilon_text
 
 _FALSE_ALARMS = (0.001, 0.01, 0.1)
 _NEIGHBOURS = {

@@ -31,14 +31,13 @@ from dither.errors import DamagedFile, DataError, FederationError, SpecError
 from dither.experiment import build, counting
 from dither.experiment.counting import PURPOSES
 from dither.experiment.folder import read_checked, write_checked
-from dither.experiment.report import ADVERSARIES
 from dither.federation.keys import canonical
 from dither.privacy import clipping
 from dither.privacy.discrete import Words
 from dither.secagg.graph import Rules
 from dither.simulation.arrays import Problem
 from dither.spec import MODELS, Spec, code, method_available, model_file
-from dither.types import PrivacyPlan, Release, RoundInfo, epsilon_text
+from dither.types import ADVERSARIES, PrivacyPlan, Release, RoundInfo, epsilon_text
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -42,13 +42,6 @@ class Cache(Mapping[str, FinishedRun]):
             self._seen[key] = FinishedRun(**{name: fields[name] for name in FinishedRun._fields})
         return self._seen[key]
 
-    def __contains__(self, key: object) -> bool:
-        try:
-            self[str(key)]
-        except KeyError:
-            return False
-        return True
-
     def __iter__(self) -> Iterator[str]:
         return (path.name.removesuffix(".json.gz") for path in self.folder.glob(f"runs-{NUMERICS}/*/*.json.gz"))
 
@@ -79,9 +72,7 @@ class Accounts:
 
     def proven_epsilon(self, spec: Spec, unit: str = "run") -> float:
         """Proven ε of the whole run, or of one message, for the spec's view and adjacency."""
-        return float(
-            self._kept("proven", spec, unit, lambda run: run.accountant(missing=0).epsilon(unit=unit)),
-        )
+        return float(self._kept("proven", spec, unit, lambda run: run.accountant(missing=0).epsilon(unit=unit)))
 
     def proven_stop(self, spec: Spec, budget: float) -> int:
         """The last round up to which the proven ε is within the budget."""

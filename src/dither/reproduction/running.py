@@ -22,7 +22,7 @@ from dither import data
 from dither.errors import DataError, DitherError
 from dither.experiment import build
 from dither.experiment.folder import to_json, write_bytes, write_text
-from dither.experiment.report import ADVERSARIES, Overview
+from dither.experiment.report import Overview
 from dither.experiment.sweep import Outcome, batches
 from dither.reproduction import drawing, report
 from dither.reproduction.cache import Accounts, Cache
@@ -53,7 +53,7 @@ from dither.reproduction.judging import (
 from dither.reproduction.report import FigureResult
 from dither.simulation import devices
 from dither.spec import Spec
-from dither.types import epsilon_text
+from dither.types import ADVERSARIES, epsilon_text
 
 _DIGITS = 7  # training is in float32
 PICTURES = ("png", "svg", "pdf")  # for a screen, to be edited, to be printed
@@ -362,9 +362,8 @@ def compute(
     Returns the data sets that are not available, by name, and why: their runs are left out."""
     groups: dict[tuple[Any, ...], list[Point]] = {}
     for point in wanted:
-        records = replace(
-            point.spec.data, partition="iid", similarity=0.0
-        )  # what is loaded does not depend on these
+        # What is loaded does not depend on these.
+        records = replace(point.spec.data, partition="iid", similarity=0.0)
         groups.setdefault((records, batches.program(point.spec), point.gradient_norm), []).append(point)
     kind = devices.device_kind()
     total, done = sum(batches.estimated_seconds(point.spec, kind) for point in wanted), 0.0

@@ -57,9 +57,7 @@ class Problem(NamedTuple):
     partitions: Sequence[ClientPartition]  # one a run, or a single one shared by all runs
     test_rows: Sequence[np.ndarray]  # likewise
     test_weights: Sequence[np.ndarray]  # weights that sum to 1, so that a mean over clients is a plain sum
-    train_rows: Sequence[
-        np.ndarray
-    ] = ()  # the clients' rows as the training loss adds them up; (): client by client
+    train_rows: Sequence[np.ndarray] = ()  # as the training loss adds them up; (): client by client
 
 
 class RunInputs(NamedTuple):

@@ -124,7 +124,7 @@ def local_devices() -> int:
     return count if jax.default_backend() != "cpu" else min(count, cores())
 
 
-def at_once() -> int:
+def parallel_tasks() -> int:
     """How many things each process computes at the same time."""
     return cores() if distributed.count() == 1 else distributed.devices_each()
 

@@ -192,12 +192,13 @@ def exchange(message: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [dict(message)]
     text = json.dumps(message).encode()
     with _communicating():
-        heads = _gathered(np.frombuffer(np.int32(len(text)).tobytes() + text[:_SHORT].ljust(_SHORT), np.uint8))
+        head = np.int32(len(text)).tobytes() + text[:_SHORT].ljust(_SHORT)
+        heads = _collected(np.frombuffer(head, np.uint8), _same)
         lengths = heads[:, :4].copy().view(np.int32)[:, 0]
         bodies, longest = heads[:, 4:], int(lengths.max())
         if longest > _SHORT:
             width = 1 << (longest - 1).bit_length()  # few widths: each is compiled
-            bodies = _gathered(np.frombuffer(text.ljust(width), np.uint8))
+            bodies = _collected(np.frombuffer(text.ljust(width), np.uint8), _same)
     messages = [json.loads(body[:length].tobytes()) for body, length in zip(bodies, lengths, strict=True)]
     for index, one in enumerate(messages):
         if "error" in one and index != _number:
@@ -351,10 +352,6 @@ def put(value: Any, sharding: NamedSharding) -> jax.Array:
 
 
 # Pieces
-
-
-def _gathered(array: np.ndarray) -> np.ndarray:
-    return _collected(array, _same)
 
 
 def _collected(array: np.ndarray, function: Callable[[jax.Array], jax.Array]) -> np.ndarray:

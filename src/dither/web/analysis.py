@@ -23,10 +23,9 @@ from dither.experiment.plan import bounds as theory
 from dither.experiment.plan.bounds import estimate
 from dither.experiment.plan.candidates import INTEGER_KEYS, Candidate, clip_key, first_noise
 from dither.experiment.plan.records import PlanningData
-from dither.experiment.report import ADVERSARIES
 from dither.methods import failing
 from dither.spec import METHODS, MODELS, Spec
-from dither.types import RoundInfo
+from dither.types import ADVERSARIES, RoundInfo
 from dither.web.plan_page import bound_json
 from dither.web.run_page import PageRefusal
 

@@ -16,8 +16,8 @@ from typing import Any
 from dither.accounting import ProvenRow
 from dither.errors import DitherError
 from dither.experiment.metrics import NAMES, TestScores
-from dither.experiment.report import ADVERSARIES, Epsilon, Report, other_notes
-from dither.types import Claim, epsilon_text
+from dither.experiment.report import Epsilon, Report, other_notes
+from dither.types import ADVERSARIES, Claim, epsilon_text
 from dither.web.files import (
     SafeFolder,
     entries,

@@ -26,11 +26,11 @@ from dither.experiment.plan.records import (
     planning_data,
     smallest_client,
 )
-from dither.experiment.report import ADVERSARIES, Overview, bytes_text, claim_text
+from dither.experiment.report import Overview, bytes_text, claim_text
 from dither.experiment.sweep.batches import train_specs
 from dither.methods import Condition
 from dither.spec import Spec
-from dither.types import epsilon_text
+from dither.types import ADVERSARIES, epsilon_text
 
 MODES = ("auto", "theory", "empirical")
 OTHER_BUDGETS = (0.25, 0.5, 2.0, 4.0)  # of the ε-accuracy frontier, in multiples of the asked ε

@@ -286,7 +286,7 @@ def runs_at_once(experiment: Experiment, kind: str, max_bytes: float | None = No
         # A run that fills a core's caches gains nothing from others beside it.
         large = devices.sequential_clients(build.step_numbers(experiment))
         seconds = estimated_seconds(experiment.spec, kind)
-        most = min(most, devices.at_once() if large else math.ceil(_BATCH_SECONDS / seconds))
+        most = min(most, devices.parallel_tasks() if large else math.ceil(_BATCH_SECONDS / seconds))
     return max(1, most)
 
 

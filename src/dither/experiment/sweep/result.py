@@ -24,10 +24,10 @@ import numpy as np
 from dither.errors import RunExists
 from dither.experiment import plots
 from dither.experiment.folder import read_checked, to_json, write_bytes, write_checked, write_text
-from dither.experiment.report import ADVERSARIES, Overview, decode
+from dither.experiment.report import Overview, decode
 from dither.experiment.sweep.batches import Outcome
 from dither.spec import Spec
-from dither.types import epsilon_text
+from dither.types import ADVERSARIES, epsilon_text
 
 _SCORES = {"test_accuracy": "test accuracy", "test_r2": "test R²"}  # the score of a task, and how it is written
 _FINAL = ("auc", "average_precision", "f1", "log_loss", "brier", "rmse", "mae")  # of the final model
