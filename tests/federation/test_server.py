@@ -47,6 +47,7 @@ def released_by_the_parties(coordinator):
             assert not (run / state.RELEASES).exists()
             continue
         record = state.check_record(run, keyring)
+        assert record.pop("complete")
         assert record == {key: statement[key] for key in record}
         log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
         recorded = [json.loads(line)["round"] for line in (run / state.RELEASES).read_text().splitlines()]

@@ -194,7 +194,11 @@ def _check_versions(folder: Path) -> Iterator[Preflight]:
 def _check_data(folder: Path, data: Path, label: str) -> Iterator[Preflight]:
     records = PartyData(data, label)
     yield Preflight(True, f"{data.name} has {records.count:,} records")
-    agreement = approved_agreement(folder)
+    try:
+        agreement = approved_agreement(folder)
+    except FederationError as error:  # it names a file of the owner's, which `dither join` is given
+        yield Preflight(True, f"not compared with the approved agreement: {error}")
+        return
     if agreement is None:
         yield Preflight(True, "no agreement is approved here yet: `dither join` shows it and asks")
         return

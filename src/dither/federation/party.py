@@ -546,6 +546,7 @@ class _Counting(_PartyRun):
             return
         if not known:
             self.releases.begin()
+        self.releases.check()
         self._save({**answers, str(index): intent})
         whole = [Charge(EVERY_RECORD, [((self.agreement.release,), 1)])]
         if not self._ledger.charge(
@@ -608,9 +609,9 @@ class _Training(_PartyRun):
     def _check_order(self) -> None:
         """A model is evaluated after its training: in that order a party's target was checked, and the order of
         releases counts in their ε."""
-        for path in self.store.path.parent.glob("*"):
-            terms = StatisticsTerms.load(path, PARTY_ADVICE) if (path / _ANSWERS).is_file() else None
-            if terms is not None and terms.trained == self.agreement:
+        for path in self.store.path.parent.glob(f"*/{StatisticsTerms.file}"):
+            trained = read_checked(path, PARTY_ADVICE)["trained"] if path.with_name(_ANSWERS).is_file() else None
+            if trained is not None and digest_of(trained) == self.agreement.digest:
                 raise FederationError("its model was evaluated before this training began: start a new run")
 
     # Rounds
@@ -703,6 +704,7 @@ class _Training(_PartyRun):
         if not charged:
             self._check_order()
             self.releases.begin()
+        self.releases.check()
         self.store.save(ChargedRound(index, ""))
         self._ledger.charge(
             self._account,
@@ -742,18 +744,25 @@ def _agreements(folder: Path) -> Iterator[Agreement]:
     return (agreement for agreement in found if agreement is not None)
 
 
-def approved_agreement(folder: Path) -> Agreement | None:
-    """The agreement that the owner of this party's folder approved last."""
+def _approved_last(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The run of the agreement that the owner of this party's folder approved last, and the agreement as saved:
+    files of the owner's that this or an earlier one names need not be approved here."""
     digest = approved_digest(folder)
-    return next((each for each in _agreements(folder) if each.digest == digest), None) if digest else None
+    paths = sorted((folder / "runs").glob(f"*/{Agreement.file}"))
+    found = ((path.parent, read_checked(path, PARTY_ADVICE)) for path in paths)
+    return next(((run, saved) for run, saved in found if digest_of(saved) == digest), None)
+
+
+def approved_agreement(folder: Path) -> Agreement | None:
+    """That agreement."""
+    found = _approved_last(folder)
+    return Agreement.load(found[0], PARTY_ADVICE) if found else None
 
 
 def approved_privacy(folder: Path) -> dict[str, Any] | None:
-    """The privacy section of that agreement, whatever files of the owner's it names."""
-    digest = approved_digest(folder)
-    paths = sorted((folder / "runs").glob(f"*/{Agreement.file}"))
-    found = (read_checked(path, PARTY_ADVICE) for path in paths)
-    return next((dict(each["spec"]["privacy"]) for each in found if digest_of(each) == digest), None)
+    """Its privacy section."""
+    found = _approved_last(folder)
+    return dict(found[1]["spec"]["privacy"]) if found else None
 
 
 def session_id(agreement: Terms) -> bytes:
