@@ -143,6 +143,15 @@ def test_a_party_that_lacks_the_label_is_named(tmp_path, left):
         clinics.asking().header  # noqa: B018
 
 
+@pytest.mark.parametrize("columns", [["ill", "age", "age"], ["ill"]])
+def test_a_party_whose_columns_make_no_schema_is_named(tmp_path, columns):
+    """A column listed twice, or nothing but the label, ended the server with an error that named nobody."""
+    clinics = Clinics(tmp_path, 60)
+    lying(clinics, {"columns": lambda it: columns}, "bob")
+    with pytest.raises(FederationError, match=r"bob.*: (it lists a column twice|no column).*--without bob$"):
+        clinics.asking().header  # noqa: B018
+
+
 def test_counting_goes_on_without_a_party_that_did_not_take_part(tmp_path):
     """As the server's message says. It kept the terms of all three, and waited for the one that was left out."""
     clinics = Clinics(tmp_path, 60)
@@ -179,6 +188,8 @@ def test_a_project_is_split_by_the_counts_that_were_agreed_to(tmp_path):
     before = project._budgets(NAMES)
     coordinator.mailbox.greeted["bob"]["records"] = 2**31 - 1
     assert project._budgets(NAMES) == before
+    (tmp_path / "run" / "schema" / "schema.toml").touch()
+    assert project._budgets(NAMES[:2]) == before  # which the schema was made with
 
 
 @pytest.mark.parametrize("name", ["", "NA", "high ", "1.0", "x" * 1001])
@@ -302,6 +313,47 @@ def test_terms_from_strangers_are_checked(tmp_path):
     assert "masked" in words["what leaves"]
     careless = replace(good, delta=0.1, spec=good.spec.with_values({"randomness": "os"}))
     assert "lets the guarantee fail for 5 of 50 records" in dict(careless.describe("ann"))["WARNING"]
+
+
+def after(round):
+    """Kills the server after this round."""
+
+    def killed(event, facts):
+        if event == "round" and facts["round"] == round:
+            raise KeyboardInterrupt
+
+    return killed
+
+
+def test_a_project_goes_on_after_a_restart(tmp_path):
+    """The server had forgotten the schema: it died with a TypeError, whenever it was started again."""
+    clinics = Clinics(tmp_path, num_rounds=3)
+    with pytest.raises(KeyboardInterrupt):
+        clinics.coordinator(on_event=after(0)).run()
+    report = clinics.coordinator().run()
+    assert report.rounds == 3
+    assert (tmp_path / "run" / "scores.json").is_file()
+
+
+@pytest.mark.parametrize("why", ["excluded", "left out"])
+def test_a_project_ends_without_scores_where_a_party_is_gone_for_good(tmp_path, why):
+    """All must answer an evaluation: the server waited in vain, and the model was never saved."""
+    few = {"federation.min_clients": 2, "privacy.colluders": 0, "federation.round_timeout": 5.0}
+    clinics = Clinics(tmp_path, num_rounds=2, **few)
+    bob, honest = FIRST + 1, clinics.transport.answer[FIRST + 1]
+    if why == "excluded":
+        clinics.transport.answer[bob] = lambda body: b"garbage" if b'"kind":"round"' in body else honest(body)
+        report = clinics.coordinator().run()
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            clinics.coordinator(on_event=after(0)).run()
+        report = clinics.coordinator(without=("bob",)).run()
+    assert any("no private evaluation" in note and "without bob" in note for note in report.notes)
+    assert [part.what for part in report.federation.split] == ["schema", "training", TOGETHER]
+    assert (
+        "model.safetensors"
+        in Journal(tmp_path / "run").verify(keys.Keyring.load(tmp_path / "keys" / "server"))["files"]
+    )
 
 
 @pytest.mark.slow

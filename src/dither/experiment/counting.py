@@ -133,7 +133,8 @@ class Question(NamedTuple):
                 raise SpecError("a question with a weight that is not between -1 and 1")
         if self.kind == CATEGORIES and len(self.categories) != len(self.columns):
             raise SpecError("a question needs categories for each of its columns")
-        if sum(math.prod(shape) for shape in self.shapes()) > MOST_CELLS:
+        counted = (len(self.classes) + 1) * self.bins * len(self.columns) if self.kind == WEIGHTS else 0
+        if max(counted, sum(math.prod(shape) for shape in self.shapes())) > MOST_CELLS:
             raise SpecError(f"a question of more than {MOST_CELLS:,} cells")
         return self
 

@@ -50,6 +50,7 @@ from dither.secagg.server import ServerSession
 from dither.spec import Spec, code
 from dither.types import __version__
 
+SCORES = "scores.json"  # of a private evaluation
 WAIT_SECONDS = 3600.0  # for parties to come and for their owners to agree
 
 
@@ -111,6 +112,7 @@ class Coordinator:
         for name in without:
             self.keyring.party(name)
         self.parties = tuple(party.name for party in self.keyring.parties if party.name not in without)
+        self._without = without
         self._out = dict.fromkeys(without, "left out with --without")  # who is asked nothing, and why
         self._silent: set[str] = set()  # whose silence made a round void, and who cannot be done without
         self.mailbox = Mailbox(transport, self.keyring, self._identity)
@@ -129,7 +131,9 @@ class Coordinator:
         if self.asked_spec.privacy.statistics_epsilon and not self._begun:
             surveys.write_statistics(self)
         project = surveys.FederatedProject(self) if self.asked_spec.privacy.project_epsilon else None
-        if project is not None and not self._begun:
+        if project is not None and self._begun:
+            self._evaluation = project.known()
+        elif project is not None:
             self.asked_spec, self._evaluation = project.prepare()
         self.agreement = agreement = self._agree()
         self.experiment = agreement.experiment()
@@ -258,6 +262,11 @@ class Coordinator:
         """Parties with another version of Dither than the server's."""
         versions_seen = {name: each["versions"]["dither"] for name, each in self.mailbox.greeted.items()}
         return {name: each for name, each in versions_seen.items() if each != __version__}
+
+    @property
+    def gone(self) -> list[str]:
+        """Parties of the agreement that will not be asked again, however often the server is started."""
+        return [name for name in self.agreement.names if name in (*self._without, *self.journal.excluded())]
 
     def _left(self) -> tuple[str, ...]:
         """Parties that may be asked: all but those who are out, and those with another version of Dither."""
@@ -632,6 +641,8 @@ class Coordinator:
                 f"without effect: round {', '.join(void)} (the server ended while that sum was being opened, a "
                 "seal was false, or too few parties were left); what parties were charged for it stays charged"
             )
+        if self.asked_spec.privacy.project_epsilon and not (folder.path / SCORES).is_file():
+            notes.append(f"no private evaluation, which every party must answer: without {', '.join(self.gone)}")
         report = report.with_notes(*notes)
         params = self.engine.params()
         folder.save_model({**self.experiment.model.frozen, **train.named_leaves(params)})
