@@ -143,6 +143,16 @@ def test_a_state_folder_that_was_put_back_is_named(record):
         ann.append(b"content", 5)
 
 
+def test_a_folder_that_was_put_back_states_nothing(record):
+    """It signed that it had released less than it had."""
+    folder, _, opened = record
+    before = (folder / state.RELEASES).read_bytes()
+    opened().append(b"three", 3)
+    (folder / state.RELEASES).write_bytes(before)
+    with pytest.raises(FederationError, match="does not remember"):
+        opened().statement()
+
+
 @pytest.mark.parametrize("left", [0, 1, 3])
 def test_lines_that_are_missing_at_the_end_are_noticed(record, left):
     """`dither federation verify` said that nothing is missing, also of a record without a line."""

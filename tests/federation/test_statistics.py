@@ -335,7 +335,7 @@ def test_a_project_goes_on_after_a_restart(tmp_path):
     assert (tmp_path / "run" / "scores.json").is_file()
 
 
-@pytest.mark.parametrize("why", ["excluded", "left out"])
+@pytest.mark.parametrize("why", ["excluded", "left out", "revoked"])
 def test_a_project_ends_without_scores_where_a_party_is_gone_for_good(tmp_path, why):
     """All must answer an evaluation: the server waited in vain, and the model was never saved."""
     few = {"federation.min_clients": 2, "privacy.colluders": 0, "federation.round_timeout": 5.0}
@@ -347,7 +347,9 @@ def test_a_project_ends_without_scores_where_a_party_is_gone_for_good(tmp_path, 
     else:
         with pytest.raises(KeyboardInterrupt):
             clinics.coordinator(on_event=after(0)).run()
-        report = clinics.coordinator(without=("bob",)).run()
+        if why == "revoked":
+            keys.revoke(tmp_path / "keys", "bob")
+        report = clinics.coordinator(without=("bob",) * (why == "left out")).run()
     assert any("no private evaluation" in note and "without bob" in note for note in report.notes)
     assert [part.what for part in report.federation.split] == ["schema", "training", TOGETHER]
     assert (

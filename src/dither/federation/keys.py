@@ -42,7 +42,7 @@ from dither.experiment.folder import read_checked, write_bytes, write_checked, w
 from dither.secagg import primitives
 
 FORMAT = 1
-_ADVICE = "get the folder again from the organiser of the federation"
+_ADVICE = "restore this file from a backup, or ask the organiser of the federation for new keys"
 _T = TypeVar("_T")
 CA_DAYS = 3650
 SERVER_DAYS = 825
@@ -101,7 +101,9 @@ class Keyring:
         if not path.is_file():
             inside = folder / "server"
             advice = "create one with `dither federation init`"
-            if (inside / "federation.json").is_file():
+            if (folder / "party.json").is_file():
+                advice = "put the organiser's invitation there with `dither federation accept`"
+            elif (inside / "federation.json").is_file():
                 advice = f"did you mean {str(inside)!r}?"
             raise ConfigError(f"{str(folder)!r} has no federation.json; {advice}")
         return cls.from_dict(read_checked(path, _ADVICE, old=("format", "id", "server", "parties")), path)
@@ -127,7 +129,7 @@ class Identity(primitives.SigningKey):
     def load(cls, folder: Path) -> Identity:
         path = folder / "identity.key"
         if not path.is_file():
-            raise ConfigError(f"{str(path)!r} is missing; create the folder with `dither federation init`")
+            raise ConfigError(f"{str(path)!r} is missing; {_ADVICE}")
         try:
             return cls(bytes.fromhex(path.read_text(encoding="ascii").strip()))
         except ValueError:
@@ -203,14 +205,16 @@ def _check_new(folder: Path, besides: str = "") -> None:
 
 def _check_names(names: Sequence[str]) -> None:
     if len(names) < 2 or len(set(names)) < len(names):
-        raise ConfigError(f"parties {list(names)}: at least 2 different names are needed")
+        raise ConfigError(f"a federation needs at least 2 parties with different names, not {', '.join(names)}")
     for name in names:
         _check_name(name)
 
 
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"party name {name!r}: use letters, digits, '.', '_' and '-' (at most 63)")
+        raise ConfigError(
+            f"party name {name!r}: use at most 63 letters, digits, '.', '_' and '-', a letter or digit first"
+        )
 
 
 # Who belongs to it: requests, invitations, and what changes later
@@ -333,11 +337,16 @@ def accept(folder: Path, invitation: Path) -> tuple[Keyring, Keyring | None]:
         if before.id != keyring.id or before.server != keyring.server:
             raise FederationError(f"{str(invitation)!r} belongs to a different federation than this folder")
         if keyring.serial < before.serial:  # it would bring back who was revoked
-            raise FederationError(f"{str(invitation)!r} is older than the list of members in this folder")
+            raise FederationError(
+                f"{str(invitation)!r} is older than the list of members in this folder; ask for the newest one"
+            )
         changed = [each.name for each in before.parties if each not in keyring.parties]
         renamed = [each for each in changed if any(each == other.name for other in keyring.parties)]
         if renamed:
-            raise FederationError(f"{str(invitation)!r} changes the keys of {', '.join(renamed)}; ask them why")
+            raise FederationError(
+                f"{str(invitation)!r} changes the keys of {', '.join(renamed)}; ask by telephone if they have new "
+                "ones: then delete federation.json in your folder, accept it again, and compare the fingerprint"
+            )
     write_text(folder / "ca.pem", saved["ca"])  # first: a folder with a list of members has its CA
     write_checked(folder / "federation.json", keyring.to_dict())
     return keyring, before
@@ -490,7 +499,7 @@ def party_name(folder: Path) -> str:
     path = folder / "party.json"
     if not path.is_file():
         raise ConfigError(
-            f"{str(folder)!r} is not a party's folder (no party.json); create one with `dither federation init`"
+            f"{str(folder)!r} is not a party's folder (no party.json); create one with `dither federation request`"
         )
     saved = read_checked(path, _ADVICE, old=("name",))
     if not isinstance(saved.get("name"), str):

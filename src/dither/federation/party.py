@@ -264,7 +264,10 @@ class Party:
             )
         agreed, held = terms.sizes[terms.number(self.name)], terms.counted(self.source.count)
         if agreed != held:
-            raise FederationError(f"the agreement counts {agreed} records here; this party holds {held}")
+            raise FederationError(
+                f"the agreement counts {agreed} records here, and this party holds {held}; join with the file "
+                "that was counted, or have a new run started"
+            )
         if federated_spec(terms.spec, len(terms.names), terms.spec.data.name) != terms.spec:
             raise FederationError("the agreement has settings that a federation never runs with")
         if isinstance(terms, StatisticsTerms):
@@ -337,8 +340,8 @@ class Party:
             )
         if not value <= most:
             raise FederationError(
-                f"the agreement {said} for this party {whom}, above its own target; raise --epsilon {most:g}, or "
-                "ask for privacy.noise='proven' and that view"
+                f"the agreement {said} for this party {whom}, above its own target of {most:g}; raise --epsilon, "
+                "or ask the organiser for privacy.noise='proven' and that view"
             )
 
     def _pack(
@@ -494,7 +497,7 @@ class _Counting(_PartyRun):
         answers = self._answers()
         saved = answers.get(str(index))
         if saved is not None and saved["question"] != digest:
-            raise FederationError(f"question {index} was answered before, in other words")
+            raise FederationError(f"question {index} was another one when it was answered")
         if saved is None or saved["answer"] is None:
             if index < 0 or any(int(number) > index for number in answers):
                 raise FederationError(f"question {index} is over")

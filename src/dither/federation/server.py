@@ -112,7 +112,7 @@ class Coordinator:
         for name in without:
             self.keyring.party(name)
         self.parties = tuple(party.name for party in self.keyring.parties if party.name not in without)
-        self._without = without
+        self._gone = set(without)  # who will not be asked again, however often the server is started
         self._out = dict.fromkeys(without, "left out with --without")  # who is asked nothing, and why
         self._silent: set[str] = set()  # whose silence made a round void, and who cannot be done without
         self.mailbox = Mailbox(transport, self.keyring, self._identity)
@@ -183,7 +183,10 @@ class Coordinator:
         agreement = self.journal.agreement()
         if agreement is not None and self._begun:
             self.agreement = agreement
+            members = {party.name for party in self.keyring.parties}
+            self._out |= dict.fromkeys(set(agreement.names) - members, "it is no longer a member")
             self._out |= {name: each["why"] for name, each in self.journal.excluded().items()}
+            self._gone |= set(self._out)
             self._check_left()
             self.gather(self._left(), agreement.least)
             return agreement
@@ -265,8 +268,8 @@ class Coordinator:
 
     @property
     def gone(self) -> list[str]:
-        """Parties of the agreement that will not be asked again, however often the server is started."""
-        return [name for name in self.agreement.names if name in (*self._without, *self.journal.excluded())]
+        """Parties of the agreement that are out for good."""
+        return [name for name in self.agreement.names if name in self._gone]
 
     def _left(self) -> tuple[str, ...]:
         """Parties that may be asked: all but those who are out, and those with another version of Dither."""
@@ -292,7 +295,9 @@ class Coordinator:
                 self._event("joined", {"party": name, **self.mailbox.greeted[name]})
             other = [f"{n} runs Dither {its}" for n, its in sorted(self._other_versions().items()) if n in heard]
             if len(names) - len(other) < least:
-                raise FederationError(f"{', '.join(other)}, the server {__version__}: a run needs one version")
+                raise FederationError(
+                    f"{', '.join(other)}, the server {__version__}: install one version everywhere"
+                )
             enough = len(heard) - len(other) >= least and time.monotonic() - seen > messages.GRACE_SECONDS
             if enough or len(heard) == len(names):
                 break
@@ -412,6 +417,7 @@ class Coordinator:
         """From now on that party is asked nothing: it sent what no honest party sends."""
         self.journal.exclude(name, index, why)
         self._out[name] = why
+        self._gone.add(name)
         self._event("excluded", {"party": name, "round": index, "why": why})
 
     def _ask(
@@ -605,7 +611,7 @@ class Coordinator:
         """Wait for parties to come back, or give up when they do not or will not."""
         away, least = sorted(missing), self.agreement.least
         if tries >= _MOST_TRIES or len(self.agreement.names) - len(refused) < least:
-            said = f"; {dict(refused)}" if refused else ""
+            said = "".join(f"; {name} refuses: {why}" for name, why in refused.items())
             raise FederationError(
                 f"{self._round_kind} {index + 1} has {came} of at least {least} answers, missing: "
                 f"{', '.join(away)}{said}; the run is kept: start the server again when they are back"

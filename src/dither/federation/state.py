@@ -387,6 +387,8 @@ class ReleaseRecord:
 
     def statement(self) -> dict[str, Any]:
         """How many lines the record has and the digest of the last, signed."""
+        if self._count or self._outside.is_file():
+            self.check()  # no false statement by a folder that was put back
         content = dict(zip(_STATED, (self._party, self._terms, self._count, self._head), strict=True))
         return self._identity.signed(content)
 
