@@ -206,6 +206,18 @@ def test_a_party_killed_at_any_write_answers_once_and_is_charged_before(server, 
     assert 0.99 < spent.epsilon <= 1.0
 
 
+def test_a_party_keeps_no_more_answers_than_fit_into_memory(server, monkeypatch):
+    """All are read for each question. Ten thousand questions of a million counts each were allowed."""
+    party, question = server.clinics.nodes["ann"], AGE._replace(share=0.2)
+    assert len(asked(server, party, 0, question)) == 4
+    size = (party.folder / "runs" / server.agreement.run / "answers.json").stat().st_size
+    monkeypatch.setattr(party_module, "_MOST_ANSWERS", size)
+    assert len(asked(server, party, 1, question)) == 4
+    assert asked(server, party, 2, question) == REFUSALS["other"]
+    charged = party.ledger.charged(party._runs[StatisticsTerms]._account, party.dataset)
+    assert [start for start, _ in charged] == [0, 1]
+
+
 @pytest.fixture
 def masked(tmp_path, request):
     """A server with its keys, of four parties whose sums are masked."""

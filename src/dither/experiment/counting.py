@@ -119,6 +119,8 @@ class Question(NamedTuple):
             raise SpecError(f"a question of unknown kind {self.kind!r}")
         if not (_LEAST_SHARE <= self.share <= 1 and self.columns and 1 <= self.bins <= 1 << 12):
             raise SpecError(f"a question with share={self.share}, {len(self.columns)} columns, {self.bins} bins")
+        if len(set(self.columns)) < len(self.columns):
+            raise SpecError("a question that names a column twice")
         if self.kind in (HISTOGRAM, SUMS, WEIGHTS):
             good = [-1e300 < low < high < 1e300 and high - low > 1e-300 for low, high in self.ranges]
             if len(good) != len(self.columns) or not all(good):

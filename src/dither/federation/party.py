@@ -90,6 +90,7 @@ REFUSALS = {
 
 
 _ANSWERS = "answers.json"  # of statistics, beside their terms
+_MOST_ANSWERS = 1 << 27  # bytes of them: some ten million counts
 _TERMS: dict[str, type[Terms]] = {"terms": Agreement, "statistics": StatisticsTerms}  # by the kind of message
 
 
@@ -501,6 +502,8 @@ class _Counting(_PartyRun):
         if saved is None or saved["answer"] is None:
             if index < 0 or any(int(number) > index for number in answers):
                 raise FederationError(f"question {index} is over")
+            if answers and (self.store.path / _ANSWERS).stat().st_size > _MOST_ANSWERS:
+                raise FederationError(f"question {index} is one too many: {_MOST_ANSWERS} bytes were answered")
             left = 1.0 - sum(each["share"] for number, each in answers.items() if number != str(index))
             saved = {"question": digest, "share": question.share, "answer": None}
             self._charge(index, answers, saved)
