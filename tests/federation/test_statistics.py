@@ -215,6 +215,15 @@ def test_names_that_do_not_fit_into_a_question_stop_nobody(tmp_path):
     asking.total(Question("categories", ("grade", "visit"), 0.1, categories=tuple(map(tuple, listed))))
 
 
+def test_names_that_do_not_fit_into_an_answer_are_left_out(tmp_path, monkeypatch):
+    """A wide table with long categories: the server took an honest party's list for a lie, when it was charged."""
+    long = [[chr(0x1F600) * 900 + f"{column} {number}" for number in range(64)] for column in range(4)]
+    monkeypatch.setattr(counting.Institution, "names", lambda self, question: [["high", *long[0]], *long[1:]])
+    listed = Clinics(tmp_path, 60).asking().names(Question("names", ("grade", "visit", "age", "ill"), 0.3))
+    assert "high" in listed[0]
+    assert sum(map(len, listed)) < 64
+
+
 QUESTIONS = [
     Question("survey", ("age", "grade"), 0.2),
     Question("histogram", ("age", "year"), 0.2, ((0.0, 128.0), (1980.0, 2040.0)), label="ill", classes=("no",)),
