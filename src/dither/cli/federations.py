@@ -411,11 +411,10 @@ def verify(
     keyring = keys.Keyring.load(federation)
     if (folder / state.RELEASES).is_file():
         signed = state.check_record(folder, keyring)
-        whole = "nothing changed or missing"
-        if not signed["complete"]:
-            whole = "nothing changed; whether the last lines are missing, the server's releases.json says"
         last = f"{signed['releases']} messages, the last is {signed['head'][:16]}"
-        said = [f"signed by {signed['party']}, {whole}: {last}"]
+        said = [f"signed by {signed['party']}, nothing changed{' or missing' * signed['complete']}: {last}"]
+        if not signed["complete"]:
+            said.append("only the server's releases.json shows whether lines are missing at the end")
     else:
         journal = state.Journal(folder)
         signed = journal.verify(keyring)
