@@ -20,7 +20,7 @@ def record(tmp_path):
         return state.ReleaseRecord(tmp_path, name, terms, identities[name])
 
     ann = opened()
-    ann.begin()
+    ann.check(first=True)
     for content, *place in ((b"zero", 0), (b"one", 1), (b"one", 1), (b"one again", 1, 1), (b"two", 2)):
         ann.append(content, *place)
     return tmp_path, keyring, opened
@@ -73,7 +73,7 @@ def test_half_a_line_is_dropped_and_another_partys_line_refused(record):
     opened().append(b"three", 3)
     assert state.check_record(folder, keyring)["releases"] == 5
     bob = opened("bob")
-    bob.begin()
+    bob.check(first=True)
     bob.append(b"four", 4)
     with pytest.raises(DamagedFile, match="line 6 does not follow"):
         state.check_record(folder, keyring)

@@ -108,7 +108,11 @@ class Terms:
         path, keys = folder / cls.file, ("format", *(each.name for each in fields(cls)))
         try:
             return cls.from_dict(read_checked(path, advice, old=keys)) if path.is_file() else None
-        except FederationError as error:  # such as a file of the owner's that is not approved now
+        except (
+            FederationError,
+            SpecError,
+            DataError,
+        ) as error:  # a file that is not approved now, another version
             raise FederationError(f"{str(path)!r}: {error}") from None
 
     def save(self, folder: Path) -> None:

@@ -241,7 +241,10 @@ def read_request(path: Path) -> PartyKeys:
     saved = read_checked(path, advice)
     try:
         party = PartyKeys.from_dict(saved)
-        serialization.load_ssh_public_key(party.node_key.encode())
+        node_key: Any = serialization.load_ssh_public_key(party.node_key.encode())
+        # A transport starts with no other kind of key, nor with one key twice: there is one way to write it.
+        if not isinstance(getattr(node_key, "curve", None), ec.SECP256R1) or _written(node_key) != party.node_key:
+            raise ValueError
     except (KeyError, TypeError, ValueError):
         raise DamagedFile(f"{str(path)!r} is not a party's request; {advice}") from None
     if not is_signed({**party.to_dict(), "signature": saved.get("signature")}, party.identity):
@@ -292,6 +295,11 @@ def publish(folder: Path, keyring: Keyring) -> Keyring:
     """Write the list of members for the server, and an invitation for each party, signed with the CA's key. The
     list names the certificate authorities as they are now."""
     _check_names([party.name for party in keyring.parties])
+    owners: dict[str | bytes, str] = {}
+    for party in keyring.parties:
+        for key in (party.identity, party.node_key):
+            if (owner := owners.setdefault(key, party.name)) != party.name:
+                raise ConfigError(f"{party.name!r} has a key of {owner!r}; ask both for new requests")
     ca_key = _ca_key(folder)
     ca = certificate_of(folder / "ca" / "ca.pem")
     keyring = replace(keyring, ca=_fingerprint_of(ca), transport_ca=transport_ca(folder))
@@ -433,8 +441,12 @@ def _pem(key: ec.EllipticCurvePrivateKey, form: Any = serialization.PrivateForma
 
 def _openssh(key: Any) -> str:
     """The public half of a key, as OpenSSH writes it."""
+    return _written(key.public_key())
+
+
+def _written(public: Any) -> str:
     encoding, form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    return bytes(key.public_key().public_bytes(encoding, form)).decode()
+    return bytes(public.public_bytes(encoding, form)).decode()
 
 
 def _write_secret(path: Path, content: bytes) -> None:

@@ -550,9 +550,7 @@ class _Counting(_PartyRun):
         self._check_remembered(starts <= set(map(int, answers)))
         if index in starts:
             return
-        if not known:
-            self.releases.begin()
-        self.releases.check()
+        self.releases.check(first=not known)
         self._save({**answers, str(index): intent})
         whole = [Charge(EVERY_RECORD, [((self.agreement.release,), 1)])]
         if not self._ledger.charge(
@@ -709,8 +707,7 @@ class _Training(_PartyRun):
             return
         if not charged:
             self._check_order()
-            self.releases.begin()
-        self.releases.check()
+        self.releases.check(first=not charged)
         self.store.save(ChargedRound(index, ""))
         self._ledger.charge(
             self._account,

@@ -312,14 +312,10 @@ class ReleaseRecord:
         """Of the newest release; -1 if there is none."""
         return int(self._newest.get("round", -1))
 
-    def begin(self) -> None:
-        """Before the first charge: from now on the note outside must be there."""
-        if not self._outside.is_file():
-            self._note()
-
-    def check(self) -> None:
-        """Before every charge: what could not be released afterwards is not paid for."""
-        with self._alone():
+    def check(self, *, first: bool = False) -> None:
+        """Before every charge: what could not be released afterwards is not paid for. The note outside is made
+        before the `first` one, and must be there from then on."""
+        with self._alone(first=first):
             pass
 
     def append(self, content: bytes, index: int, attempt: int = 0, *, opens: bool = False) -> None:
@@ -363,12 +359,14 @@ class ReleaseRecord:
             ) from None
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self, *, first: bool = False) -> Iterator[None]:
         """Keep copies out; `FederationError` unless the record in the folder is this one, and nothing was released
         after it."""
         with self._writable():
             handle = lock(self._outside.with_suffix(".lock"), 10.0)
         with handle or nullcontext():
+            if first and handle is not None and not self._outside.is_file():
+                self._note()
             size = self._path.stat().st_size if self._path.is_file() else 0
             if not self._outside.is_file():
                 raise FederationError(

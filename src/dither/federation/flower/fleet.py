@@ -293,8 +293,15 @@ def register(superlink: str, ca: Path, public_keys: Mapping[str, str]) -> None:
         for name, public_key in public_keys.items():
             key: Any = load_ssh_public_key(public_key.encode())
             request = control_pb2.RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name)
-            if not client.RegisterNode(request).node_id:
-                raise FederationError(f"the SuperLink does not register the key of {name!r}")
+            refused = (
+                f"Flower does not take the key of {name!r}; leave that party out (`dither federation revoke`)"
+            )
+            try:
+                taken = client.RegisterNode(request).node_id
+            except httpx.HTTPStatusError:
+                raise FederationError(refused) from None
+            if not taken:
+                raise FederationError(refused)
 
 
 def number_in(answer: bytes) -> int:
