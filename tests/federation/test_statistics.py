@@ -324,6 +324,15 @@ def test_terms_from_strangers_are_checked(tmp_path):
     assert "lets the guarantee fail for 5 of 50 records" in dict(careless.describe("ann"))["WARNING"]
 
 
+def test_a_party_with_too_few_records_to_hold_some_out_is_named_before_anything_is_spent(tmp_path):
+    """The evaluation noticed it, when all the rest was spent, and the model was never saved."""
+    clinics = Clinics(tmp_path, 200)
+    clinics.nodes["bob"].source.count = 2
+    with pytest.raises(FederationError, match=r"^bob: too few records .* --without bob$"):
+        FederatedProject(clinics.coordinator()).prepare()
+    assert not clinics.approved
+
+
 def after(round):
     """Kills the server after this round."""
 
@@ -341,6 +350,21 @@ def test_a_project_goes_on_after_a_restart(tmp_path):
         clinics.coordinator(on_event=after(0)).run()
     report = clinics.coordinator().run()
     assert report.rounds == 3
+    assert (tmp_path / "run" / "scores.json").is_file()
+
+
+def test_a_party_that_is_away_when_its_answer_is_needed_is_named(tmp_path):
+    """The training had gone on without it, after a restart of the server, which ended in a KeyError."""
+    clinics = Clinics(tmp_path, num_rounds=2, **{"federation.min_clients": 2, "privacy.colluders": 0})
+    with pytest.raises(KeyboardInterrupt):
+        clinics.coordinator(on_event=after(0)).run()
+    bob = clinics.transport.answer.pop(FIRST + 1)
+    again = clinics.coordinator()
+    again._wait = 4.0
+    with pytest.raises(FederationError, match=r"bob did not connect within 4 s; .* --without bob$"):
+        again.run()
+    clinics.transport.answer[FIRST + 1] = bob
+    assert clinics.coordinator().run().rounds == 2
     assert (tmp_path / "run" / "scores.json").is_file()
 
 

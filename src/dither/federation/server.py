@@ -304,7 +304,7 @@ class Coordinator:
             if time.monotonic() > until:
                 away = sorted(set(names) - heard)
                 said = f"{', '.join(away)} did not connect within {self._wait:.0f} s"
-                raise FederationError(f"{said}; {_leave_out(away)}")
+                raise FederationError(f"{said}; {leave_out(away)}")
             self._waiting("join", set(names) - heard)
             self.mailbox.transport.pause()
 
@@ -321,7 +321,7 @@ class Coordinator:
         if missing:
             why = {name: replies.reasons.get(name, f"no answer to {kind!r}") for name in missing}
             said = "; ".join(f"{name} does not take part: {each}" for name, each in why.items())
-            raise FederationError(f"{said}; {_leave_out(missing)}")
+            raise FederationError(f"{said}; {leave_out(missing)}")
 
     def _waiting(self, what: str, missing: set[str], patience: float = 2.0) -> None:
         """Say whom we wait for: not at once, then when it changes, and every half minute."""
@@ -367,7 +367,7 @@ class Coordinator:
                 try:
                     session.hello(self._hellos[name])
                 except ProtocolAbort as error:
-                    raise FederationError(f"{name} does not take part: {error}; {_leave_out([name])}") from None
+                    raise FederationError(f"{name} does not take part: {error}; {leave_out([name])}") from None
         roster = session.make_roster()
         self.journal.save_secagg(session.save())
         if self._begun:
@@ -717,7 +717,7 @@ _LONGEST_NOTICE = 400
 _ROUNDING = 1e-5  # of a norm that a party computed in float32
 
 
-def _leave_out(names: Iterable[str]) -> str:
+def leave_out(names: Iterable[str]) -> str:
     return f"start again later, or leave them out: {' '.join(f'--without {name}' for name in names)}"
 
 

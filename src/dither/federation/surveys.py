@@ -30,7 +30,7 @@ from dither.experiment.start import Budgets, calibrated
 from dither.experiment.statistics import Statistics, describe
 from dither.federation.agreement import Agreement, StatisticsTerms, federated_spec, held_out_sizes
 from dither.federation.messages import SignedMessage
-from dither.federation.server import SCORES, Coordinator, without_records
+from dither.federation.server import SCORES, Coordinator, leave_out, without_records
 from dither.federation.state import Journal
 from dither.secagg.graph import Rules
 from dither.secagg.server import ServerSession
@@ -272,6 +272,13 @@ class FederatedProject:
         coordinator = self._coordinator
         names = coordinator.parties
         coordinator.gather(names, len(names))
+        few = [
+            n
+            for n, part in zip(names, map(self._parts, coordinator.records_of(names)), strict=True)
+            if not min(part)
+        ]
+        if few:
+            raise FederationError(f"{', '.join(few)}: too few records to hold some out; {leave_out(few)}")
         budgets = self._budgets(names)
         if not self._schema.is_file():
             asking = StatisticsCoordinator(coordinator, "schema", (budgets.schema, budgets.delta))
@@ -282,6 +289,10 @@ class FederatedProject:
             drafted.schema.save(self._schema)
         return self._training_spec(Schema.load(self._schema), names, budgets), self.known()
 
+    def _parts(self, count: int) -> tuple[int, int]:
+        """How many of a party's records are for training, and how many for the evaluation."""
+        return held_out_sizes(self._spec.with_values({"data.split": "rows"}), count)
+
     def known(self) -> data.Dataset:
         """What the server knows of the data once there is a schema."""
         return without_records(Schema.load(self._schema))
@@ -289,7 +300,7 @@ class FederatedProject:
     def _training_spec(self, schema: Schema, names: tuple[str, ...], budgets: Budgets) -> Spec:
         """What Dither chooses for these parties, with as much ε as schema and evaluation leave."""
         asked = self._spec.with_values({"data.split": "rows"})
-        sizes = tuple(held_out_sizes(asked, count)[0] for count in self._coordinator.records_of(names))
+        sizes = tuple(self._parts(count)[0] for count in self._coordinator.records_of(names))
         chosen = federated_defaults(schema, sizes, budgets.training, budgets.delta)
         options = {key: value for key, value in chosen.items() if key.startswith("method_options.")}
         asked_for = {
@@ -311,6 +322,7 @@ class FederatedProject:
         coordinator = self._coordinator
         if coordinator.gone:
             return
+        coordinator.gather(agreement.names, len(agreement.names))  # a server that was started again has met few
         budgets = self._budgets(agreement.names)
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(coordinator.engine.params())]
         budget = (budgets.evaluation, budgets.delta)
