@@ -152,6 +152,12 @@ def test_a_party_whose_columns_make_no_schema_is_named(tmp_path, columns):
         clinics.asking().header  # noqa: B018
 
 
+def test_a_label_that_no_table_has_is_the_specs_fault(tmp_path):
+    """All parties were named, as if their tables were wrong."""
+    with pytest.raises(FederationError, match=r"^data.label='il' is in no party's table.*'ill'"):
+        Clinics(tmp_path, 60, **{"data.label": "il"}).asking().header  # noqa: B018
+
+
 def test_counting_goes_on_without_a_party_that_did_not_take_part(tmp_path):
     """As the server's message says. It kept the terms of all three, and waited for the one that was left out."""
     clinics = Clinics(tmp_path, 60)

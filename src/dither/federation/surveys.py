@@ -19,7 +19,7 @@ import numpy as np
 
 from dither import data
 from dither.data.schema import Schema, SchemaPrivacy
-from dither.errors import FederationError, SpecError
+from dither.errors import FederationError, SpecError, did_you_mean
 from dither.experiment import counting
 from dither.experiment.counting import MOST_NAMES, Question
 from dither.experiment.defaults import TUNED, federated_defaults
@@ -99,6 +99,10 @@ class StatisticsCoordinator(Coordinator):
         # The label, or what most tables have.
         needed = label if label and label not in shared else max(counts, key=counts.__getitem__, default="")
         away = [name for name, each in headers.items() if needed not in each]
+        if needed == label and len(away) == len(headers):
+            raise FederationError(
+                f"data.label={label!r} is in no party's table{did_you_mean(label, counts, 'check its spelling')}"
+            )
         raise FederationError(
             f"{', '.join(away)}: no column {needed[:80]!r} in the table, and all need the same header; give them "
             f"one, or start a new run with {' '.join(f'--without {name}' for name in away)}"
@@ -272,11 +276,8 @@ class FederatedProject:
         coordinator = self._coordinator
         names = coordinator.parties
         coordinator.gather(names, len(names))
-        few = [
-            n
-            for n, part in zip(names, map(self._parts, coordinator.records_of(names)), strict=True)
-            if not min(part)
-        ]
+        held = zip(names, coordinator.records_of(names), strict=True)
+        few = [name for name, count in held if not min(self._parts(count))]
         if few:
             raise FederationError(f"{', '.join(few)}: too few records to hold some out; {leave_out(few)}")
         budgets = self._budgets(names)
