@@ -321,7 +321,7 @@ class FederatedProject:
         """Scores of the trained model on the records that parties held out, in scores.json of the run folder. None
         where a party is out for good, because every party must answer."""
         coordinator = self._coordinator
-        if coordinator.gone:
+        if coordinator.gone or (coordinator.journal.path / SCORES).is_file():
             return
         coordinator.gather(agreement.names, len(agreement.names))  # a server that was started again has met few
         budgets = self._budgets(agreement.names)
