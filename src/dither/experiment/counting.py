@@ -9,6 +9,7 @@ of them in one process.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,7 @@ MARK_CELL, TEXT_CELL, NUMBER_CELL, POWER_CELLS = 0, 1, 2, 3  # of a survey
 MOST_NAMES = 64  # of a column that an institution lists
 _SEED = 22  # tells streams of this noise from others of the same seed
 _LONGEST_NAME = 1000  # characters
+_MOST_LISTED = 1 << 19  # bytes of names in a question, which may list those of the label twice
 MOST_CELLS = 1 << 20  # of one question
 _ROUNDING = 4.0  # variance of a discrete Gaussian that the proof gives away (s = 2, docs/privacy.md)
 _LEAST_SHARE = 1e-4  # so that there are at most 10,000 questions
@@ -400,6 +402,15 @@ def is_name(listed: object) -> bool:
 def union(answers: Sequence[Sequence[Sequence[str]]]) -> list[list[str]]:
     """The names of each column that any institution lists, sorted."""
     return [sorted(set().union(*column)) for column in zip(*answers, strict=True)]
+
+
+def fitting(listed: list[list[str]]) -> list[list[str]]:
+    """The names that fit into a message: of too many, the longest are left out, whoever listed them."""
+    sizes = np.sort([len(json.dumps(name)) for names in listed for name in names])
+    (over,) = np.nonzero(np.cumsum(sizes) > _MOST_LISTED)
+    if not over.size:
+        return listed
+    return [[name for name in names if len(json.dumps(name)) < sizes[over[0]]] for names in listed]
 
 
 # What it costs

@@ -510,7 +510,8 @@ class _Counting(_PartyRun):
             institution = Institution(self._table(leaves), self._mu, self._slip, self._words)
             institution.left = left
             listed = question.kind == NAMES
-            saved["answer"] = institution.names(question) if listed else institution.answer(question).tolist()
+            answer = institution.names(question) if listed else institution.answer(question).tolist()
+            saved["answer"] = counting.fitting(answer) if listed else answer
             self._save({**answers, str(index): saved})
         return list(saved["answer"])
 

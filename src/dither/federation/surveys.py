@@ -7,7 +7,6 @@ private schema, the training and a private evaluation together, with one ε for 
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections import Counter
 from dataclasses import replace
@@ -37,7 +36,6 @@ from dither.secagg.server import ServerSession
 from dither.spec import Spec
 
 _ADVICE = "start a new run"
-_MOST_LISTED = 1 << 19  # bytes of names in a question, which may list those of the label twice
 
 
 class _Asked(NamedTuple):
@@ -99,7 +97,7 @@ class StatisticsCoordinator(Coordinator):
         # The label, or what most tables have.
         needed = label if label and label not in shared else max(counts, key=counts.__getitem__, default="")
         away = [name for name, each in headers.items() if needed not in each]
-        if needed == label and len(away) == len(headers):
+        if label and needed == label and len(away) == len(headers):
             raise FederationError(
                 f"data.label={label!r} is in no party's table{did_you_mean(label, counts, 'check its spelling')}"
             )
@@ -194,7 +192,7 @@ class StatisticsCoordinator(Coordinator):
 
             fields = {"run": self.agreement.run, "round": index, "question": question.to_dict()}
             self._everybody("question", self.agreement.names, (fields, {}), take, "answer")
-            return _fitting(counting.union([answers[name] for name in self.agreement.names]))
+            return counting.fitting(counting.union([answers[name] for name in self.agreement.names]))
 
         listed: list[list[str]] = self._once(ask)
         return listed
@@ -230,15 +228,6 @@ class StatisticsCoordinator(Coordinator):
 
     def _checked(self, answer: SignedMessage, index: int) -> np.ndarray:
         return self._row(answer, index, "<u8").view(np.int64)
-
-
-def _fitting(listed: list[list[str]]) -> list[list[str]]:
-    """The names that fit into a question: of too many, the longest are left out, whoever listed them."""
-    sizes = np.sort([len(json.dumps(name)) for names in listed for name in names])
-    (over,) = np.nonzero(np.cumsum(sizes) > _MOST_LISTED)
-    if not over.size:
-        return listed
-    return [[name for name in names if len(json.dumps(name)) < sizes[over[0]]] for names in listed]
 
 
 def write_statistics(coordinator: Coordinator) -> Statistics:
