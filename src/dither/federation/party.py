@@ -164,7 +164,10 @@ class Party:
                 kind, fields, arrays = self._handle(message)
         except Exception as error:
             # What is no error of Dither's is a fault of ours: it ends nothing, and shows the server nothing.
-            fault = DataError(f"unforeseen {type(error).__name__}: {error}")
+            fault: DitherError = DataError(f"unforeseen {type(error).__name__}: {error}")
+            if isinstance(error, OSError) and error.errno:  # a file's name and the system's words alone
+                where = f"{str(error.filename)!r}: " if error.filename else ""
+                fault = FederationError(f"{where}{error.strerror}; mend that, and run the same command again")
             reason = error if isinstance(error, DitherError) else fault
             # It may quote the server, which must not write to the owner's terminal as it likes.
             reason.args = (messages.printable(str(reason)),)
