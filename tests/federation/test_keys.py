@@ -1,5 +1,6 @@
 """Keys and certificates: one folder each, secrets for their owner alone, certificates that TLS accepts."""
 
+import shutil
 import socket
 import ssl
 import threading
@@ -207,6 +208,20 @@ def test_a_request_with_a_key_that_no_transport_takes(joined, kind):
     write_checked(eve, identity.signed(keys.PartyKeys("eve", identity.public, node_key).to_dict()))
     with pytest.raises(DamagedFile, match="is not a party's request"):
         keys.read_request(eve)
+
+
+def test_a_revoked_name_is_not_given_again_where_its_certificate_is_still_good(joined):
+    """NVIDIA FLARE knows sites by their names: who was revoked could take the place of the new party."""
+    folder, homes = joined
+    eve = keys.read_request(homes["eve"] / "eve.request.json")
+    keys.add(folder, eve)
+    keys.revoke(folder, "eve")
+    shutil.copytree(folder, folder.with_name("flare"))
+    (folder.with_name("flare") / "ca" / "nvflare").mkdir()
+    shutil.copy(folder / "ca" / "ca.pem", folder.with_name("flare") / "ca" / "nvflare" / "rootCA.pem")
+    with pytest.raises(ConfigError, match=r"'eve' was revoked, .* another name"):
+        keys.add(folder.with_name("flare"), eve)
+    assert keys.add(folder, eve).party("eve") == eve  # Flower knows nodes by their keys
 
 
 def test_a_party_brings_no_key_of_another(joined):

@@ -257,6 +257,11 @@ def add(folder: Path, party: PartyKeys) -> Keyring:
     keyring = Keyring.load(folder / "server")
     if any(each.name == party.name for each in keyring.parties):
         raise ConfigError(f"{party.name!r} belongs to this federation already; revoke it first for new keys")
+    if party.name in revoked(folder / "server") and transport_ca(folder):
+        raise ConfigError(
+            f"{party.name!r} was revoked, but its certificate for NVIDIA FLARE is still good: let the party in "
+            "under another name"
+        )
     keyring = replace(keyring, parties=(*keyring.parties, party), serial=keyring.serial + 1)
     _save_revoked(folder, revoked(folder / "server") - {party.name})
     return publish(folder, keyring)
