@@ -8,6 +8,7 @@ import pytest
 from dither.accounting.ledger.runs import Ledger
 from dither.errors import DataError, FederationError
 from dither.federation import joining, keys, messages
+from dither.federation import party as party_module
 from dither.federation.party import LOCAL, REFUSALS
 from tests.attacks.test_party_target import agreement_of
 from tests.federation.parties import Parties, small_spec
@@ -46,6 +47,23 @@ def test_an_error_that_nobody_foresaw_is_for_the_owner_alone(tmp_path, monkeypat
     (said,) = [line for line in parties.said if "told in confidence" in line]
     assert said.startswith(LOCAL)
     assert isinstance(parties.nodes["ann"].refusal, DataError)  # of which `join --json` says nothing more
+
+
+def test_a_full_disk_is_told_where_logs_are_collected(tmp_path, monkeypatch):
+    """It is no record's: but a container, which logs with --json, said nothing of it."""
+    parties = Parties(tmp_path, small_spec())
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device", "/srv/dither/keys/runs")
+
+    monkeypatch.setattr(party_module, "record_approval", full)
+    with pytest.raises(FederationError, match=REFUSALS["terms"]):
+        parties.coordinator().run()
+    collected: list[str] = []
+    joining._without_records(collected.append)(parties.said[-1])
+    assert collected == [
+        "refused: '/srv/dither/keys/runs': No space left on device; mend that, and run the same command again"
+    ]
 
 
 def test_no_warning_tells_of_a_record(tmp_path):

@@ -2,6 +2,7 @@
 in its place while the party runs. Both have the party's keys and its ledger, and the server asks each of them."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -205,10 +206,23 @@ def test_a_party_killed_at_any_write_answers_once_and_is_charged_before(server, 
     assert 0.99 < spent.epsilon <= 1.0
 
 
+def test_a_party_keeps_no_more_answers_than_fit_into_memory(server, monkeypatch):
+    """All are read for each question. Ten thousand questions of a million counts each were allowed."""
+    party, question = server.clinics.nodes["ann"], AGE._replace(share=0.2)
+    assert len(asked(server, party, 0, question)) == 4
+    size = (party.folder / "runs" / server.agreement.run / "answers.json").stat().st_size
+    monkeypatch.setattr(party_module, "_MOST_ANSWERS", size)
+    assert len(asked(server, party, 1, question)) == 4
+    assert asked(server, party, 2, question) == REFUSALS["other"]
+    charged = party.ledger.charged(party._runs[StatisticsTerms]._account, party.dataset)
+    assert [start for start, _ in charged] == [0, 1]
+
+
 @pytest.fixture
-def masked(tmp_path):
+def masked(tmp_path, request):
     """A server with its keys, of four parties whose sums are masked."""
-    parties = Parties(tmp_path / "federation", small_spec(**{"secagg.mode": "real"}))
+    randomness = {"randomness": getattr(request, "param", "seeded"), "privacy.delta": 1e-5}
+    parties = Parties(tmp_path / "federation", small_spec(**{"secagg.mode": "real", **randomness}))
     with pytest.raises(Enrolled):
         parties.coordinator(on_event=stop).run()
     return Hostile(tmp_path / "copy", parties)
@@ -268,6 +282,27 @@ def test_a_party_that_has_lost_the_note_of_what_it_released_does_not_go_on(serve
     assert asked(server, server.clinics.node("ann"), 1, question) == REFUSALS["other"]
 
 
+@pytest.mark.parametrize("lost", ["gone", "not writable"])
+def test_what_cannot_be_released_is_not_charged(tmp_path, monkeypatch, lost):
+    """Without its note, or with a full state folder, a party was charged for every further round of the run, and
+    sent none of them."""
+    parties = Parties(tmp_path / "federation", small_spec())
+    with pytest.raises(Enrolled):
+        parties.coordinator(on_event=stop).run()
+    hostile = Hostile(tmp_path / "copy", parties)
+    assert hostile.round("ann").kind == "upload"
+    if lost == "gone":
+        for note in store.state_folder("releases").glob("*.json"):
+            note.unlink()
+    else:
+        monkeypatch.setattr(state, "lock", lambda *_: (_ for _ in ()).throw(PermissionError(13, "not permitted")))
+    for index in (1, 2):
+        hostile.restart("ann")
+        assert re.search("set DITHER_STATE|make it writable", hostile.round("ann", round=index).fields["why"])
+    assert hostile.charged("ann") == [0]
+    monkeypatch.undo()
+
+
 def test_a_file_that_is_put_back_by_itself_gives_no_second_answer(server, monkeypatch):
     """As the record of what was released was whole, the answer that it lists was made again with fresh noise."""
     party = server.clinics.nodes["ann"]
@@ -280,6 +315,7 @@ def test_a_file_that_is_put_back_by_itself_gives_no_second_answer(server, monkey
     assert len(first) == 4
 
 
+@pytest.mark.parametrize("masked", ["os"], indirect=True)  # the same row under the same masks is no second one
 def test_files_of_a_round_that_are_put_back_by_themselves_give_no_second_upload(masked, monkeypatch):
     run, first = masked.store("ann"), masked.announce(range(4))
     masked.broadcast("ann", 0.0)

@@ -96,7 +96,9 @@ def test_noisy_integers_are_summed_as_they_are(tmp_path, monkeypatch):
 
     agreement, experiment = coordinator.agreement, coordinator.experiment
     strict, exacting = (parties.node("ann", target=Budget(*each)) for each in ((0.25, 1e-5), (0.5, 1e-9)))
-    with pytest.raises(FederationError, match=r"proves ε = 0.4\d+ .* above its own target; raise --epsilon 0.25"):
+    with pytest.raises(
+        FederationError, match=r"proves ε = 0.4\d+ .* above its own target of 0.25; raise --epsilon"
+    ):
         strict._check_target(agreement, experiment)
     with pytest.raises(FederationError, match="δ = 1e-05, above this party's 1e-09"):
         exacting._check_target(agreement, experiment)

@@ -220,6 +220,22 @@ def test_weights_from_strangers_are_checked(change):
         Question.from_dict({**WEIGHED, **change})
 
 
+def test_weights_of_many_parts_are_a_question_too_large():
+    """One row of weights for each of 150,000 columns: a question of 2 MiB had a party fill 19 GB."""
+    parts = {"bins": 1 << 12, "classes": ("x",), "weights": ((0.0,) * (1 << 12),)}
+    columns = tuple(map(str, range(200)))
+    many = Question.from_dict(WEIGHED)._replace(columns=columns, ranges=((0.0, 1.0),) * 200, **parts)
+    with pytest.raises(SpecError, match="more than 1,048,576 cells"):
+        Question.from_dict(many.to_dict())
+    assert Question.from_dict(many._replace(columns=columns[:100], ranges=((0.0, 1.0),) * 100).to_dict())
+
+
+def test_a_column_is_asked_for_once():
+    """The names of one column's categories, 150,000 times over, filled the memory of a party."""
+    with pytest.raises(SpecError, match="names a column twice"):
+        Question.from_dict(Question("names", ("a", "b", "a"), 0.5).to_dict())
+
+
 def test_weights_are_summed_by_class_and_part():
     """What a record can move is the length of the longest column of weights, in units."""
     question = Question.from_dict({**WEIGHED, "weights": [[0.0, 0.5, -1.0, 1.0], [0.25, 0.5, 0.0, 0.0]]})

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,8 +16,15 @@ from dither.accounting.ledger.runs import EVERY_RECORD
 from dither.cli import app
 from dither.errors import ConfigError, DataError, FederationError
 from dither.experiment.folder import write_text
-from dither.federation import keys, state
-from dither.federation.agreement import Agreement, PartyData, collusion_notes, federated_spec, record_approval
+from dither.federation import joining, keys, party, state
+from dither.federation.agreement import (
+    Agreement,
+    PartyData,
+    StatisticsTerms,
+    collusion_notes,
+    federated_spec,
+    record_approval,
+)
 from dither.federation.server import load_evaluation_data
 from dither.privacy.sampling import planned_cohorts
 from dither.spec import Spec, code
@@ -80,6 +88,34 @@ def test_an_agreement_on_a_file_that_is_not_at_hand_is_verified(tmp_path, monkey
     assert "ann released 0 messages" in told.output, told.exception
     told = CliRunner().invoke(app, ["budget", "show", "--federation", str(own), "--ledger", str(tmp_path / "l")])
     assert told.exit_code == 0, told.exception
+
+
+def test_an_earlier_run_of_an_own_file_stops_no_other(tmp_path, table, monkeypatch):
+    """Whoever had evaluated such a run was refused in every round of the next one, with advice on a method that it
+    did not have; `dither federation check` found fault with the party."""
+    keys.create(tmp_path / "keys", ("ann", "bob"), hosts=["localhost"])
+    own = tmp_path / "keys" / "parties" / "ann"
+    method = Path(__file__).parents[2] / "examples" / "fedavgm_dp.py"
+    agreed = agreement(spec=federated_spec(small_spec().with_values({"method": str(method)}), 4, "wards"))
+    shared = {name: getattr(agreed, name) for name in ("federation", "spec", "names", "sizes")}
+    evaluated = StatisticsTerms(**shared, run="e", purpose="evaluation", epsilon=1.0, delta=1e-5, trained=agreed)
+    evaluated.save(own / "runs" / "e")
+    write_text(own / "runs" / "e" / "answers.json", "{}")
+    agreed.save(own / "runs" / "r")
+    record_approval(own, agreed, "test")
+    monkeypatch.setattr(code, "_approved", {})
+
+    def run(terms):
+        """Another run of this party, about to be charged."""
+        return SimpleNamespace(store=SimpleNamespace(path=own / "runs" / "x"), agreement=terms)
+
+    party._Training._check_order(run(agreement()))
+    with pytest.raises(FederationError, match="evaluated before"):
+        party._Training._check_order(run(SimpleNamespace(digest=agreed.digest)))
+    findings = joining.check(own, data=table, label="outcome", server="", ledger=tmp_path / "l")
+    assert all(finding.good for finding in findings)
+    with pytest.raises(FederationError, match=r"runs/r/terms.json': the agreement names method 'fedavgm_dp.py#"):
+        Agreement.load(own / "runs" / "r", "")
 
 
 def test_a_party_computes_the_public_features_that_were_agreed_on(table):

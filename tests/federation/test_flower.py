@@ -6,6 +6,7 @@ import ssl
 import threading
 import time
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,14 @@ def visit(server: fleet.Server, patience: float = 0.0) -> list[str]:
     looks = iter([False] * 6)
     fleet.serve(server, lambda body: body, until=lambda: next(looks, True), patience=patience, say=said.append)
     return said
+
+
+def test_a_key_that_flower_does_not_take_is_named(link):
+    """The server ended with an HTTP error that named nobody."""
+    folder, _, found = link
+    ann = keys.Keyring.load(folder / "server").party("ann")
+    with pytest.raises(FederationError, match="does not take the key of 'twice'"):
+        found.register([replace(ann, name="twice")])
 
 
 def test_a_registered_node_is_let_in(link):

@@ -8,7 +8,7 @@ import pytest
 from dither.accounting.ledger import Budget, Ledger
 from dither.accounting.ledger.runs import data_id
 from dither.errors import FederationError
-from dither.federation import joining, keys
+from dither.federation import joining, keys, local
 
 
 @pytest.fixture
@@ -82,3 +82,11 @@ def test_an_agreement_that_nobody_reads_needs_a_limit(tmp_path, table):
     # A budget for outsiders says nothing of what the server may see.
     ledger.set_budget(data_id(ledger, path=str(table)), Budget(1.0, 1e-5, "final"), raising=True)
     assert "say how much it may cost" in stops(unread=True)
+
+
+def test_a_folder_whose_path_is_too_long_for_a_socket(tmp_path):
+    """The error was "AF_UNIX path too long"."""
+    folder = tmp_path / ("x" * 120)
+    folder.mkdir()
+    with pytest.raises(FederationError, match=r"node.sock' \(AF_UNIX path too long\): move the party's folder"):
+        local.answer_at(folder / "node.sock", lambda body: body, until=lambda: True)

@@ -1,11 +1,13 @@
 """Keys and certificates: one folder each, secrets for their owner alone, certificates that TLS accepts."""
 
+import shutil
 import socket
 import ssl
 import threading
 from dataclasses import replace
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from dither.errors import ConfigError, DamagedFile, FederationError
 from dither.experiment.folder import read_checked, write_checked
@@ -193,6 +195,44 @@ def test_no_name_in_an_invitation_forges_what_is_shown(joined, monkeypatch, name
     monkeypatch.undo()
     with pytest.raises(DamagedFile, match="is not an invitation"):
         keys.accept(homes["ann"], keys.invitation_file(folder, "ann"))
+
+
+@pytest.mark.parametrize("kind", ["RSA", "a comment"])
+def test_a_request_with_a_key_that_no_transport_takes(joined, kind):
+    """Flower refused to start for everybody, with an error that named nobody."""
+    _, homes = joined
+    eve, identity = homes["eve"] / "eve.request.json", keys.Identity.load(homes["eve"])
+    node_key = keys.read_request(eve).node_key + " comment"
+    if kind == "RSA":
+        node_key = keys._openssh(rsa.generate_private_key(65537, 2048))
+    write_checked(eve, identity.signed(keys.PartyKeys("eve", identity.public, node_key).to_dict()))
+    with pytest.raises(DamagedFile, match="is not a party's request"):
+        keys.read_request(eve)
+
+
+def test_a_revoked_name_is_not_given_again_where_its_certificate_is_still_good(joined):
+    """NVIDIA FLARE knows sites by their names: who was revoked could take the place of the new party."""
+    folder, homes = joined
+    eve = keys.read_request(homes["eve"] / "eve.request.json")
+    keys.add(folder, eve)
+    keys.revoke(folder, "eve")
+    shutil.copytree(folder, folder.with_name("flare"))
+    (folder.with_name("flare") / "ca" / "nvflare").mkdir()
+    shutil.copy(folder / "ca" / "ca.pem", folder.with_name("flare") / "ca" / "nvflare" / "rootCA.pem")
+    with pytest.raises(ConfigError, match=r"'eve' was revoked, .* another name"):
+        keys.add(folder.with_name("flare"), eve)
+    assert keys.add(folder, eve).party("eve") == eve  # Flower knows nodes by their keys
+
+
+def test_a_party_brings_no_key_of_another(joined):
+    """Whoever asked for a member's public key as its own kept the server from starting."""
+    folder, homes = joined
+    eve, identity = homes["eve"] / "eve.request.json", keys.Identity.load(homes["eve"])
+    ann = keys.Keyring.load(folder / "server").party("ann")
+    write_checked(eve, identity.signed(replace(ann, name="eve", identity=identity.public).to_dict()))
+    with pytest.raises(ConfigError, match="'eve' has a key of 'ann'"):
+        keys.add(folder, keys.read_request(eve))
+    assert len(keys.Keyring.load(folder / "server").parties) == 2
 
 
 def test_a_request_that_its_key_did_not_sign(joined):

@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dither.errors import DamagedFile, FederationError
+from dither.errors import DamagedFile, FederationError, RunExists
+from dither.experiment.folder import write_text
 from dither.experiment.report import PartyTotals
-from dither.federation import state
+from dither.federation import serving, state
 from tests.federation.parties import (
     FIRST,
     NAMES,
@@ -47,6 +48,7 @@ def released_by_the_parties(coordinator):
             assert not (run / state.RELEASES).exists()
             continue
         record = state.check_record(run, keyring)
+        assert record.pop("complete")
         assert record == {key: statement[key] for key in record}
         log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
         recorded = [json.loads(line)["round"] for line in (run / state.RELEASES).read_text().splitlines()]
@@ -258,3 +260,20 @@ def test_a_hello_that_was_lost_on_the_way_is_sent_again(parties):
     lost.clear()
     box.look()
     assert box.present() == set(NAMES)
+
+
+def test_a_run_that_lacks_its_signature_is_continued(parties, monkeypatch):
+    """Killed after the summary: `dither serve` took the run for complete, and `verify` for incomplete."""
+    folder = parties.folder / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(state.Journal, "sign", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            parties.coordinator().run()
+    assert (folder / "summary.json").is_file()
+    write_text(folder / "asked.toml", parties.spec.to_toml())
+    serving._ask(folder, parties.spec)
+    coordinator = parties.coordinator()
+    coordinator.run()
+    assert "summary.json" in coordinator.journal.verify(coordinator.keyring)["files"]
+    with pytest.raises(RunExists, match="is complete"):
+        serving._ask(folder, parties.spec)

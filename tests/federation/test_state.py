@@ -1,6 +1,7 @@
 """A party's signed record of what it released: nothing in it can be changed, taken out or put in."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -19,7 +20,7 @@ def record(tmp_path):
         return state.ReleaseRecord(tmp_path, name, terms, identities[name])
 
     ann = opened()
-    ann.begin()
+    ann.check(first=True)
     for content, *place in ((b"zero", 0), (b"one", 1), (b"one", 1), (b"one again", 1, 1), (b"two", 2)):
         ann.append(content, *place)
     return tmp_path, keyring, opened
@@ -72,7 +73,7 @@ def test_half_a_line_is_dropped_and_another_partys_line_refused(record):
     opened().append(b"three", 3)
     assert state.check_record(folder, keyring)["releases"] == 5
     bob = opened("bob")
-    bob.begin()
+    bob.check(first=True)
     bob.append(b"four", 4)
     with pytest.raises(DamagedFile, match="line 6 does not follow"):
         state.check_record(folder, keyring)
@@ -111,6 +112,70 @@ def test_a_line_that_a_full_disk_cut_off_is_written_again(record, monkeypatch):
     monkeypatch.setattr(state, "_append", whole)
     ann.append(b"three", 3)
     assert state.check_record(folder, keyring)["releases"] == 5
+
+
+def test_a_full_disk_outside_of_the_folder_makes_no_copy_of_it(record, monkeypatch):
+    """After two messages that could not be noted, the party took itself for a copy for ever."""
+    folder, keyring, opened = record
+    ann, whole = opened(), state.write_checked
+
+    def full(path, value):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(state, "write_checked", full)
+    for index in (3, 4):
+        with pytest.raises(FederationError, match=r"releases' cannot be written to \(No space left"):
+            ann.append(b"content", index)
+    monkeypatch.setattr(state, "write_checked", whole)
+    ann.append(b"content", 4)
+    assert state.check_record(folder, keyring)["releases"] == 6
+
+
+def test_a_state_folder_that_was_put_back_is_named(record):
+    """The party's own folder was said to remember too little."""
+    ann = record[2]()
+    (note,) = state.state_folder("releases").glob("*.json")
+    before = note.read_bytes()
+    for index in (3, 4):
+        ann.append(b"content", index)
+    note.write_bytes(before)
+    with pytest.raises(FederationError, match="state folder was restored from a copy"):
+        ann.append(b"content", 5)
+
+
+def test_a_folder_that_was_put_back_states_nothing(record):
+    """It signed that it had released less than it had."""
+    folder, _, opened = record
+    before = (folder / state.RELEASES).read_bytes()
+    opened().append(b"three", 3)
+    (folder / state.RELEASES).write_bytes(before)
+    with pytest.raises(FederationError, match="does not remember"):
+        opened().statement()
+
+
+@pytest.mark.parametrize("left", [0, 1, 3])
+def test_lines_that_are_missing_at_the_end_are_noticed(record, left):
+    """`dither federation verify` said that nothing is missing, also of a record without a line."""
+    folder, keyring, _ = record
+    before = lines(folder)
+    assert state.check_record(folder, keyring)["complete"]
+    (folder / state.RELEASES).write_text("".join(before[:left]))
+    with pytest.raises(DamagedFile, match="has released 4 messages" if left else "is empty"):
+        state.check_record(folder, keyring)
+    for note in state.state_folder("releases").glob("*.json"):
+        note.unlink()  # another machine cannot know
+    if left:
+        assert not state.check_record(folder, keyring)["complete"]
+
+
+def test_a_run_can_be_verified_after_one_of_its_parties_was_taken_out(record):
+    """Its statement cannot be checked any more; the others' were refused with it, as damaged."""
+    folder, keyring, opened = record
+    state.save_statements(folder, {"ann": opened().statement(), "bob": {"party": "bob"}})
+    left = replace(keyring, parties=keyring.parties[:1])
+    assert list(state.load_statements(folder, "t", left)) == ["ann"]
+    with pytest.raises(DamagedFile, match="cannot be read"):
+        state.load_statements(folder, "t", keyring)
 
 
 @pytest.mark.parametrize("change", [{"releases": "\x1b[2J"}, {"releases": True}, {"head": 7}, {"head": "\x1b[2J"}])

@@ -143,6 +143,21 @@ def test_a_party_that_lacks_the_label_is_named(tmp_path, left):
         clinics.asking().header  # noqa: B018
 
 
+@pytest.mark.parametrize("columns", [["ill", "age", "age"], ["ill"]])
+def test_a_party_whose_columns_make_no_schema_is_named(tmp_path, columns):
+    """A column listed twice, or nothing but the label, ended the server with an error that named nobody."""
+    clinics = Clinics(tmp_path, 60)
+    lying(clinics, {"columns": lambda it: columns}, "bob")
+    with pytest.raises(FederationError, match=r"bob.*: (it lists a column twice|no column).*--without bob$"):
+        clinics.asking().header  # noqa: B018
+
+
+def test_a_label_that_no_table_has_is_the_specs_fault(tmp_path):
+    """All parties were named, as if their tables were wrong."""
+    with pytest.raises(FederationError, match=r"^data.label='il' is in no party's table.*'ill'"):
+        Clinics(tmp_path, 60, **{"data.label": "il"}).asking().header  # noqa: B018
+
+
 def test_counting_goes_on_without_a_party_that_did_not_take_part(tmp_path):
     """As the server's message says. It kept the terms of all three, and waited for the one that was left out."""
     clinics = Clinics(tmp_path, 60)
@@ -179,6 +194,8 @@ def test_a_project_is_split_by_the_counts_that_were_agreed_to(tmp_path):
     before = project._budgets(NAMES)
     coordinator.mailbox.greeted["bob"]["records"] = 2**31 - 1
     assert project._budgets(NAMES) == before
+    (tmp_path / "run" / "schema" / "schema.toml").touch()
+    assert project._budgets(NAMES[:2]) == before  # which the schema was made with
 
 
 @pytest.mark.parametrize("name", ["", "NA", "high ", "1.0", "x" * 1001])
@@ -202,6 +219,15 @@ def test_names_that_do_not_fit_into_a_question_stop_nobody(tmp_path):
     listed = asking.names(Question("names", ("grade", "visit"), 0.3))
     assert {"high", "low"} <= set(listed[0])
     asking.total(Question("categories", ("grade", "visit"), 0.1, categories=tuple(map(tuple, listed))))
+
+
+def test_names_that_do_not_fit_into_an_answer_are_left_out(tmp_path, monkeypatch):
+    """A wide table with long categories: the server took an honest party's list for a lie, when it was charged."""
+    long = [[chr(0x1F600) * 900 + f"{column} {number}" for number in range(64)] for column in range(4)]
+    monkeypatch.setattr(counting.Institution, "names", lambda self, question: [["high", *long[0]], *long[1:]])
+    listed = Clinics(tmp_path, 60).asking().names(Question("names", ("grade", "visit", "age", "ill"), 0.3))
+    assert "high" in listed[0]
+    assert sum(map(len, listed)) < 64
 
 
 QUESTIONS = [
@@ -302,6 +328,73 @@ def test_terms_from_strangers_are_checked(tmp_path):
     assert "masked" in words["what leaves"]
     careless = replace(good, delta=0.1, spec=good.spec.with_values({"randomness": "os"}))
     assert "lets the guarantee fail for 5 of 50 records" in dict(careless.describe("ann"))["WARNING"]
+
+
+def test_a_party_with_too_few_records_to_hold_some_out_is_named_before_anything_is_spent(tmp_path):
+    """The evaluation noticed it, when all the rest was spent, and the model was never saved."""
+    clinics = Clinics(tmp_path, 200)
+    clinics.nodes["bob"].source.count = 2
+    with pytest.raises(FederationError, match=r"^bob: too few records .* --without bob$"):
+        FederatedProject(clinics.coordinator()).prepare()
+    assert not clinics.approved
+
+
+def after(round):
+    """Kills the server after this round."""
+
+    def killed(event, facts):
+        if event == "round" and facts["round"] == round:
+            raise KeyboardInterrupt
+
+    return killed
+
+
+def test_a_project_goes_on_after_a_restart(tmp_path):
+    """The server had forgotten the schema: it died with a TypeError, whenever it was started again."""
+    clinics = Clinics(tmp_path, num_rounds=3)
+    with pytest.raises(KeyboardInterrupt):
+        clinics.coordinator(on_event=after(0)).run()
+    report = clinics.coordinator().run()
+    assert report.rounds == 3
+    assert (tmp_path / "run" / "scores.json").is_file()
+
+
+def test_a_party_that_is_away_when_its_answer_is_needed_is_named(tmp_path):
+    """The training had gone on without it, after a restart of the server, which ended in a KeyError."""
+    clinics = Clinics(tmp_path, num_rounds=2, **{"federation.min_clients": 2, "privacy.colluders": 0})
+    with pytest.raises(KeyboardInterrupt):
+        clinics.coordinator(on_event=after(0)).run()
+    bob = clinics.transport.answer.pop(FIRST + 1)
+    again = clinics.coordinator()
+    again._wait = 4.0
+    with pytest.raises(FederationError, match=r"bob did not connect within 4 s; .* --without bob$"):
+        again.run()
+    clinics.transport.answer[FIRST + 1] = bob
+    assert clinics.coordinator().run().rounds == 2
+    assert (tmp_path / "run" / "scores.json").is_file()
+
+
+@pytest.mark.parametrize("why", ["excluded", "left out", "revoked"])
+def test_a_project_ends_without_scores_where_a_party_is_gone_for_good(tmp_path, why):
+    """All must answer an evaluation: the server waited in vain, and the model was never saved."""
+    few = {"federation.min_clients": 2, "privacy.colluders": 0, "federation.round_timeout": 5.0}
+    clinics = Clinics(tmp_path, num_rounds=2, **few)
+    bob, honest = FIRST + 1, clinics.transport.answer[FIRST + 1]
+    if why == "excluded":
+        clinics.transport.answer[bob] = lambda body: b"garbage" if b'"kind":"round"' in body else honest(body)
+        report = clinics.coordinator().run()
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            clinics.coordinator(on_event=after(0)).run()
+        if why == "revoked":
+            keys.revoke(tmp_path / "keys", "bob")
+        report = clinics.coordinator(without=("bob",) * (why == "left out")).run()
+    assert any("no private evaluation" in note and "without bob" in note for note in report.notes)
+    assert [part.what for part in report.federation.split] == ["schema", "training", TOGETHER]
+    assert (
+        "model.safetensors"
+        in Journal(tmp_path / "run").verify(keys.Keyring.load(tmp_path / "keys" / "server"))["files"]
+    )
 
 
 @pytest.mark.slow

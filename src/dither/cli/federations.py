@@ -405,23 +405,28 @@ def verify(
     """Check a run folder against the signatures of the server and the parties, or a party's own record of what it
     released in a run."""
     from dither.federation import keys, state
+    from dither.federation.agreement import digest_of
 
     keyring = keys.Keyring.load(federation)
     if (folder / state.RELEASES).is_file():
         signed = state.check_record(folder, keyring)
         last = f"{signed['releases']} messages, the last is {signed['head'][:16]}"
-        said = [f"signed by {signed['party']}, nothing changed or missing: {last}"]
+        said = [f"signed by {signed['party']}, nothing changed{' or missing' * signed['complete']}: {last}"]
+        if not signed["complete"]:
+            said.append("only the server's releases.json shows whether lines are missing at the end")
     else:
         journal = state.Journal(folder)
         signed = journal.verify(keyring)
         said = [f"signed by the server of this federation: {', '.join(sorted(signed['files']))}"]
         agreed = journal.agreed()
-        stated = state.load_statements(folder, agreed, keyring) if agreed else {}
-        signed["releases"] = stated
+        stated = state.load_statements(folder, digest_of(agreed), keyring) if agreed else {}
+        silent = [name for name in agreed.get("names", ()) if name not in stated]
+        signed |= {"releases": stated, "unstated": silent}
         said += [
             f"{n} released {each['releases']} messages, the last is {each['head'][:16]}"
             for n, each in stated.items()
         ]
+        said += [f"{n} did not say what it released, or is no longer a member of this federation" for n in silent]
     if common.emit(signed):
         typer.echo("\n".join(said))
 

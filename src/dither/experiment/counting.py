@@ -9,6 +9,7 @@ of them in one process.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,7 @@ MARK_CELL, TEXT_CELL, NUMBER_CELL, POWER_CELLS = 0, 1, 2, 3  # of a survey
 MOST_NAMES = 64  # of a column that an institution lists
 _SEED = 22  # tells streams of this noise from others of the same seed
 _LONGEST_NAME = 1000  # characters
+_MOST_LISTED = 1 << 19  # bytes of names in a question, which may list those of the label twice
 MOST_CELLS = 1 << 20  # of one question
 _ROUNDING = 4.0  # variance of a discrete Gaussian that the proof gives away (s = 2, docs/privacy.md)
 _LEAST_SHARE = 1e-4  # so that there are at most 10,000 questions
@@ -119,6 +121,8 @@ class Question(NamedTuple):
             raise SpecError(f"a question of unknown kind {self.kind!r}")
         if not (_LEAST_SHARE <= self.share <= 1 and self.columns and 1 <= self.bins <= 1 << 12):
             raise SpecError(f"a question with share={self.share}, {len(self.columns)} columns, {self.bins} bins")
+        if len(set(self.columns)) < len(self.columns):
+            raise SpecError("a question that names a column twice")
         if self.kind in (HISTOGRAM, SUMS, WEIGHTS):
             good = [-1e300 < low < high < 1e300 and high - low > 1e-300 for low, high in self.ranges]
             if len(good) != len(self.columns) or not all(good):
@@ -133,7 +137,8 @@ class Question(NamedTuple):
                 raise SpecError("a question with a weight that is not between -1 and 1")
         if self.kind == CATEGORIES and len(self.categories) != len(self.columns):
             raise SpecError("a question needs categories for each of its columns")
-        if sum(math.prod(shape) for shape in self.shapes()) > MOST_CELLS:
+        counted = (len(self.classes) + 1) * self.bins * len(self.columns) if self.kind == WEIGHTS else 0
+        if max(counted, sum(math.prod(shape) for shape in self.shapes())) > MOST_CELLS:
             raise SpecError(f"a question of more than {MOST_CELLS:,} cells")
         return self
 
@@ -397,6 +402,15 @@ def is_name(listed: object) -> bool:
 def union(answers: Sequence[Sequence[Sequence[str]]]) -> list[list[str]]:
     """The names of each column that any institution lists, sorted."""
     return [sorted(set().union(*column)) for column in zip(*answers, strict=True)]
+
+
+def fitting(listed: list[list[str]]) -> list[list[str]]:
+    """The names that fit into a message: of too many, the longest are left out, whoever listed them."""
+    sizes = np.sort([len(json.dumps(name)) for names in listed for name in names])
+    (over,) = np.nonzero(np.cumsum(sizes) > _MOST_LISTED)
+    if not over.size:
+        return listed
+    return [[name for name in names if len(json.dumps(name)) < sizes[over[0]]] for names in listed]
 
 
 # What it costs

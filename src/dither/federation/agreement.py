@@ -105,7 +105,14 @@ class Terms:
     def load(cls, folder: Path, advice: str) -> Self | None:
         """The agreement in the folder of a run; None if there is no file."""
         path, keys = folder / cls.file, ("format", *(each.name for each in fields(cls)))
-        return cls.from_dict(read_checked(path, advice, old=keys)) if path.is_file() else None
+        try:
+            return cls.from_dict(read_checked(path, advice, old=keys)) if path.is_file() else None
+        except (
+            FederationError,
+            SpecError,
+            DataError,
+        ) as error:  # a file that is not approved now, another version
+            raise FederationError(f"{str(path)!r}: {error}") from None
 
     def save(self, folder: Path) -> None:
         write_checked(folder / self.file, self.to_dict())

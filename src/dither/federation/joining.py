@@ -140,7 +140,7 @@ def alone(folder: Path) -> Iterator[None]:
     keys.party_name(folder)
     handle = lock(folder / "lock")
     if handle is None:
-        raise FederationError(f"another `dither join` is using {str(folder)!r}: one at a time")
+        raise FederationError(f"another `dither join` is using {str(folder)!r}; stop that one first")
     with handle:
         yield
 
@@ -194,7 +194,11 @@ def _check_versions(folder: Path) -> Iterator[Preflight]:
 def _check_data(folder: Path, data: Path, label: str) -> Iterator[Preflight]:
     records = PartyData(data, label)
     yield Preflight(True, f"{data.name} has {records.count:,} records")
-    agreement = approved_agreement(folder)
+    try:
+        agreement = approved_agreement(folder)
+    except FederationError as error:  # it names a file of the owner's, which `dither join` is given
+        yield Preflight(True, f"not compared with the approved agreement: {error}")
+        return
     if agreement is None:
         yield Preflight(True, "no agreement is approved here yet: `dither join` shows it and asks")
         return
@@ -203,8 +207,11 @@ def _check_data(folder: Path, data: Path, label: str) -> Iterator[Preflight]:
         True, f"it fits the approved agreement: {x.shape[1]} features, {len(agreement.classes)} classes"
     )
     agreed = agreement.sizes[agreement.number(keys.party_name(folder))]
-    if agreed != held_out_sizes(agreement.spec, records.count)[0]:
-        yield Preflight(False, f"the approved agreement counts {agreed:,} records")
+    held = held_out_sizes(agreement.spec, records.count)[0]
+    if agreed != held:
+        yield Preflight(
+            False, f"the approved agreement counts {agreed:,} training records, this file has {held:,}"
+        )
 
 
 def _check_budget(data: Path, ledger: Path | None) -> Iterator[Preflight]:

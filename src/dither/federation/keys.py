@@ -42,7 +42,7 @@ from dither.experiment.folder import read_checked, write_bytes, write_checked, w
 from dither.secagg import primitives
 
 FORMAT = 1
-_ADVICE = "get the folder again from the organiser of the federation"
+_ADVICE = "restore this file from a backup, or ask the organiser of the federation for new keys"
 _T = TypeVar("_T")
 CA_DAYS = 3650
 SERVER_DAYS = 825
@@ -101,7 +101,9 @@ class Keyring:
         if not path.is_file():
             inside = folder / "server"
             advice = "create one with `dither federation init`"
-            if (inside / "federation.json").is_file():
+            if (folder / "party.json").is_file():
+                advice = "put the organiser's invitation there with `dither federation accept`"
+            elif (inside / "federation.json").is_file():
                 advice = f"did you mean {str(inside)!r}?"
             raise ConfigError(f"{str(folder)!r} has no federation.json; {advice}")
         return cls.from_dict(read_checked(path, _ADVICE, old=("format", "id", "server", "parties")), path)
@@ -127,7 +129,7 @@ class Identity(primitives.SigningKey):
     def load(cls, folder: Path) -> Identity:
         path = folder / "identity.key"
         if not path.is_file():
-            raise ConfigError(f"{str(path)!r} is missing; create the folder with `dither federation init`")
+            raise ConfigError(f"{str(path)!r} is missing; {_ADVICE}")
         try:
             return cls(bytes.fromhex(path.read_text(encoding="ascii").strip()))
         except ValueError:
@@ -203,14 +205,16 @@ def _check_new(folder: Path, besides: str = "") -> None:
 
 def _check_names(names: Sequence[str]) -> None:
     if len(names) < 2 or len(set(names)) < len(names):
-        raise ConfigError(f"parties {list(names)}: at least 2 different names are needed")
+        raise ConfigError(f"a federation needs at least 2 parties with different names, not {', '.join(names)}")
     for name in names:
         _check_name(name)
 
 
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"party name {name!r}: use letters, digits, '.', '_' and '-' (at most 63)")
+        raise ConfigError(
+            f"party name {name!r}: use at most 63 letters, digits, '.', '_' and '-', a letter or digit first"
+        )
 
 
 # Who belongs to it: requests, invitations, and what changes later
@@ -237,7 +241,10 @@ def read_request(path: Path) -> PartyKeys:
     saved = read_checked(path, advice)
     try:
         party = PartyKeys.from_dict(saved)
-        serialization.load_ssh_public_key(party.node_key.encode())
+        node_key: Any = serialization.load_ssh_public_key(party.node_key.encode())
+        # A transport starts with no other kind of key, nor with one key twice: there is one way to write it.
+        if not isinstance(getattr(node_key, "curve", None), ec.SECP256R1) or _written(node_key) != party.node_key:
+            raise ValueError
     except (KeyError, TypeError, ValueError):
         raise DamagedFile(f"{str(path)!r} is not a party's request; {advice}") from None
     if not is_signed({**party.to_dict(), "signature": saved.get("signature")}, party.identity):
@@ -250,6 +257,11 @@ def add(folder: Path, party: PartyKeys) -> Keyring:
     keyring = Keyring.load(folder / "server")
     if any(each.name == party.name for each in keyring.parties):
         raise ConfigError(f"{party.name!r} belongs to this federation already; revoke it first for new keys")
+    if party.name in revoked(folder / "server") and transport_ca(folder):
+        raise ConfigError(
+            f"{party.name!r} was revoked, but its certificate for NVIDIA FLARE is still good: let the party in "
+            "under another name"
+        )
     keyring = replace(keyring, parties=(*keyring.parties, party), serial=keyring.serial + 1)
     _save_revoked(folder, revoked(folder / "server") - {party.name})
     return publish(folder, keyring)
@@ -288,6 +300,11 @@ def publish(folder: Path, keyring: Keyring) -> Keyring:
     """Write the list of members for the server, and an invitation for each party, signed with the CA's key. The
     list names the certificate authorities as they are now."""
     _check_names([party.name for party in keyring.parties])
+    owners: dict[str | bytes, str] = {}
+    for party in keyring.parties:
+        for key in (party.identity, party.node_key):
+            if (owner := owners.setdefault(key, party.name)) != party.name:
+                raise ConfigError(f"{party.name!r} has a key of {owner!r}; ask both for new requests")
     ca_key = _ca_key(folder)
     ca = certificate_of(folder / "ca" / "ca.pem")
     keyring = replace(keyring, ca=_fingerprint_of(ca), transport_ca=transport_ca(folder))
@@ -333,11 +350,16 @@ def accept(folder: Path, invitation: Path) -> tuple[Keyring, Keyring | None]:
         if before.id != keyring.id or before.server != keyring.server:
             raise FederationError(f"{str(invitation)!r} belongs to a different federation than this folder")
         if keyring.serial < before.serial:  # it would bring back who was revoked
-            raise FederationError(f"{str(invitation)!r} is older than the list of members in this folder")
+            raise FederationError(
+                f"{str(invitation)!r} is older than the list of members in this folder; ask for the newest one"
+            )
         changed = [each.name for each in before.parties if each not in keyring.parties]
         renamed = [each for each in changed if any(each == other.name for other in keyring.parties)]
         if renamed:
-            raise FederationError(f"{str(invitation)!r} changes the keys of {', '.join(renamed)}; ask them why")
+            raise FederationError(
+                f"{str(invitation)!r} changes the keys of {', '.join(renamed)}; ask by telephone if they have new "
+                "ones: then delete federation.json in your folder, accept it again, and compare the fingerprint"
+            )
     write_text(folder / "ca.pem", saved["ca"])  # first: a folder with a list of members has its CA
     write_checked(folder / "federation.json", keyring.to_dict())
     return keyring, before
@@ -424,8 +446,12 @@ def _pem(key: ec.EllipticCurvePrivateKey, form: Any = serialization.PrivateForma
 
 def _openssh(key: Any) -> str:
     """The public half of a key, as OpenSSH writes it."""
+    return _written(key.public_key())
+
+
+def _written(public: Any) -> str:
     encoding, form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    return bytes(key.public_key().public_bytes(encoding, form)).decode()
+    return bytes(public.public_bytes(encoding, form)).decode()
 
 
 def _write_secret(path: Path, content: bytes) -> None:
@@ -490,7 +516,7 @@ def party_name(folder: Path) -> str:
     path = folder / "party.json"
     if not path.is_file():
         raise ConfigError(
-            f"{str(folder)!r} is not a party's folder (no party.json); create one with `dither federation init`"
+            f"{str(folder)!r} is not a party's folder (no party.json); create one with `dither federation request`"
         )
     saved = read_checked(path, _ADVICE, old=("name",))
     if not isinstance(saved.get("name"), str):

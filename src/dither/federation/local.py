@@ -157,7 +157,13 @@ def answer_at(
     """Serve `hand_over` at a Unix socket that its owner alone may use, until `until()`."""
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(str(path))
+        try:
+            listener.bind(str(path))
+        except OSError as error:
+            said = f"no socket can be made at {str(path)!r} ({error.strerror or error})"
+            raise FederationError(
+                f"{said}: move the party's folder to a shorter path, which it may write to"
+            ) from None
         path.chmod(0o600)
         listener.listen(8)
         listener.settimeout(0.2)

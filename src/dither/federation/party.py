@@ -90,6 +90,7 @@ REFUSALS = {
 
 
 _ANSWERS = "answers.json"  # of statistics, beside their terms
+_MOST_ANSWERS = 1 << 27  # bytes of them: some ten million counts
 _TERMS: dict[str, type[Terms]] = {"terms": Agreement, "statistics": StatisticsTerms}  # by the kind of message
 
 
@@ -163,7 +164,10 @@ class Party:
                 kind, fields, arrays = self._handle(message)
         except Exception as error:
             # What is no error of Dither's is a fault of ours: it ends nothing, and shows the server nothing.
-            fault = DataError(f"unforeseen {type(error).__name__}: {error}")
+            fault: DitherError = DataError(f"unforeseen {type(error).__name__}: {error}")
+            if isinstance(error, OSError) and error.errno:  # a file's name and the system's words alone
+                where = f"{str(error.filename)!r}: " if error.filename else ""
+                fault = FederationError(f"{where}{error.strerror}; mend that, and run the same command again")
             reason = error if isinstance(error, DitherError) else fault
             # It may quote the server, which must not write to the owner's terminal as it likes.
             reason.args = (messages.printable(str(reason)),)
@@ -264,7 +268,10 @@ class Party:
             )
         agreed, held = terms.sizes[terms.number(self.name)], terms.counted(self.source.count)
         if agreed != held:
-            raise FederationError(f"the agreement counts {agreed} records here; this party holds {held}")
+            raise FederationError(
+                f"the agreement counts {agreed} records here, and this party holds {held}; join with the file "
+                "that was counted, or have a new run started"
+            )
         if federated_spec(terms.spec, len(terms.names), terms.spec.data.name) != terms.spec:
             raise FederationError("the agreement has settings that a federation never runs with")
         if isinstance(terms, StatisticsTerms):
@@ -337,8 +344,8 @@ class Party:
             )
         if not value <= most:
             raise FederationError(
-                f"the agreement {said} for this party {whom}, above its own target; raise --epsilon {most:g}, or "
-                "ask for privacy.noise='proven' and that view"
+                f"the agreement {said} for this party {whom}, above its own target of {most:g}; raise --epsilon, "
+                "or ask the organiser for privacy.noise='proven' and that view"
             )
 
     def _pack(
@@ -494,17 +501,20 @@ class _Counting(_PartyRun):
         answers = self._answers()
         saved = answers.get(str(index))
         if saved is not None and saved["question"] != digest:
-            raise FederationError(f"question {index} was answered before, in other words")
+            raise FederationError(f"question {index} was another one when it was answered")
         if saved is None or saved["answer"] is None:
             if index < 0 or any(int(number) > index for number in answers):
                 raise FederationError(f"question {index} is over")
+            if answers and (self.store.path / _ANSWERS).stat().st_size > _MOST_ANSWERS:
+                raise FederationError(f"question {index} is one too many: {_MOST_ANSWERS} bytes were answered")
             left = 1.0 - sum(each["share"] for number, each in answers.items() if number != str(index))
             saved = {"question": digest, "share": question.share, "answer": None}
             self._charge(index, answers, saved)
             institution = Institution(self._table(leaves), self._mu, self._slip, self._words)
             institution.left = left
             listed = question.kind == NAMES
-            saved["answer"] = institution.names(question) if listed else institution.answer(question).tolist()
+            answer = institution.names(question) if listed else institution.answer(question).tolist()
+            saved["answer"] = counting.fitting(answer) if listed else answer
             self._save({**answers, str(index): saved})
         return list(saved["answer"])
 
@@ -544,8 +554,7 @@ class _Counting(_PartyRun):
         self._check_remembered(starts <= set(map(int, answers)))
         if index in starts:
             return
-        if not known:
-            self.releases.begin()
+        self.releases.check(first=not known)
         self._save({**answers, str(index): intent})
         whole = [Charge(EVERY_RECORD, [((self.agreement.release,), 1)])]
         if not self._ledger.charge(
@@ -608,9 +617,9 @@ class _Training(_PartyRun):
     def _check_order(self) -> None:
         """A model is evaluated after its training: in that order a party's target was checked, and the order of
         releases counts in their ε."""
-        for path in self.store.path.parent.glob("*"):
-            terms = StatisticsTerms.load(path, PARTY_ADVICE) if (path / _ANSWERS).is_file() else None
-            if terms is not None and terms.trained == self.agreement:
+        for path in self.store.path.parent.glob(f"*/{StatisticsTerms.file}"):
+            trained = read_checked(path, PARTY_ADVICE)["trained"] if path.with_name(_ANSWERS).is_file() else None
+            if trained is not None and digest_of(trained) == self.agreement.digest:
                 raise FederationError("its model was evaluated before this training began: start a new run")
 
     # Rounds
@@ -702,7 +711,7 @@ class _Training(_PartyRun):
             return
         if not charged:
             self._check_order()
-            self.releases.begin()
+        self.releases.check(first=not charged)
         self.store.save(ChargedRound(index, ""))
         self._ledger.charge(
             self._account,
@@ -742,18 +751,25 @@ def _agreements(folder: Path) -> Iterator[Agreement]:
     return (agreement for agreement in found if agreement is not None)
 
 
-def approved_agreement(folder: Path) -> Agreement | None:
-    """The agreement that the owner of this party's folder approved last."""
+def _approved_last(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The run of the agreement that the owner of this party's folder approved last, and the agreement as saved:
+    files of the owner's that this or an earlier one names need not be approved here."""
     digest = approved_digest(folder)
-    return next((each for each in _agreements(folder) if each.digest == digest), None) if digest else None
+    paths = sorted((folder / "runs").glob(f"*/{Agreement.file}"))
+    found = ((path.parent, read_checked(path, PARTY_ADVICE)) for path in paths)
+    return next(((run, saved) for run, saved in found if digest_of(saved) == digest), None)
+
+
+def approved_agreement(folder: Path) -> Agreement | None:
+    """That agreement."""
+    found = _approved_last(folder)
+    return Agreement.load(found[0], PARTY_ADVICE) if found else None
 
 
 def approved_privacy(folder: Path) -> dict[str, Any] | None:
-    """The privacy section of that agreement, whatever files of the owner's it names."""
-    digest = approved_digest(folder)
-    paths = sorted((folder / "runs").glob(f"*/{Agreement.file}"))
-    found = (read_checked(path, PARTY_ADVICE) for path in paths)
-    return next((dict(each["spec"]["privacy"]) for each in found if digest_of(each) == digest), None)
+    """Its privacy section."""
+    found = _approved_last(folder)
+    return dict(found[1]["spec"]["privacy"]) if found else None
 
 
 def session_id(agreement: Terms) -> bytes:

@@ -50,6 +50,7 @@ from dither.secagg.server import ServerSession
 from dither.spec import Spec, code
 from dither.types import __version__
 
+SCORES = "scores.json"  # of a private evaluation
 WAIT_SECONDS = 3600.0  # for parties to come and for their owners to agree
 
 
@@ -111,6 +112,7 @@ class Coordinator:
         for name in without:
             self.keyring.party(name)
         self.parties = tuple(party.name for party in self.keyring.parties if party.name not in without)
+        self._gone = set(without)  # who will not be asked again, however often the server is started
         self._out = dict.fromkeys(without, "left out with --without")  # who is asked nothing, and why
         self._silent: set[str] = set()  # whose silence made a round void, and who cannot be done without
         self.mailbox = Mailbox(transport, self.keyring, self._identity)
@@ -129,7 +131,9 @@ class Coordinator:
         if self.asked_spec.privacy.statistics_epsilon and not self._begun:
             surveys.write_statistics(self)
         project = surveys.FederatedProject(self) if self.asked_spec.privacy.project_epsilon else None
-        if project is not None and not self._begun:
+        if project is not None and self._begun:
+            self._evaluation = project.known()
+        elif project is not None:
             self.asked_spec, self._evaluation = project.prepare()
         self.agreement = agreement = self._agree()
         self.experiment = agreement.experiment()
@@ -179,7 +183,10 @@ class Coordinator:
         agreement = self.journal.agreement()
         if agreement is not None and self._begun:
             self.agreement = agreement
+            members = {party.name for party in self.keyring.parties}
+            self._out |= dict.fromkeys(set(agreement.names) - members, "it is no longer a member")
             self._out |= {name: each["why"] for name, each in self.journal.excluded().items()}
+            self._gone |= set(self._out)
             self._check_left()
             self.gather(self._left(), agreement.least)
             return agreement
@@ -259,6 +266,11 @@ class Coordinator:
         versions_seen = {name: each["versions"]["dither"] for name, each in self.mailbox.greeted.items()}
         return {name: each for name, each in versions_seen.items() if each != __version__}
 
+    @property
+    def gone(self) -> list[str]:
+        """Parties of the agreement that are out for good."""
+        return [name for name in self.agreement.names if name in self._gone]
+
     def _left(self) -> tuple[str, ...]:
         """Parties that may be asked: all but those who are out, and those with another version of Dither."""
         return tuple(n for n in self.agreement.names if n not in self._out and n not in self._other_versions())
@@ -283,14 +295,16 @@ class Coordinator:
                 self._event("joined", {"party": name, **self.mailbox.greeted[name]})
             other = [f"{n} runs Dither {its}" for n, its in sorted(self._other_versions().items()) if n in heard]
             if len(names) - len(other) < least:
-                raise FederationError(f"{', '.join(other)}, the server {__version__}: a run needs one version")
+                raise FederationError(
+                    f"{', '.join(other)}, the server {__version__}: install one version everywhere"
+                )
             enough = len(heard) - len(other) >= least and time.monotonic() - seen > messages.GRACE_SECONDS
             if enough or len(heard) == len(names):
                 break
             if time.monotonic() > until:
                 away = sorted(set(names) - heard)
                 said = f"{', '.join(away)} did not connect within {self._wait:.0f} s"
-                raise FederationError(f"{said}; {_leave_out(away)}")
+                raise FederationError(f"{said}; {leave_out(away)}")
             self._waiting("join", set(names) - heard)
             self.mailbox.transport.pause()
 
@@ -307,7 +321,7 @@ class Coordinator:
         if missing:
             why = {name: replies.reasons.get(name, f"no answer to {kind!r}") for name in missing}
             said = "; ".join(f"{name} does not take part: {each}" for name, each in why.items())
-            raise FederationError(f"{said}; {_leave_out(missing)}")
+            raise FederationError(f"{said}; {leave_out(missing)}")
 
     def _waiting(self, what: str, missing: set[str], patience: float = 2.0) -> None:
         """Say whom we wait for: not at once, then when it changes, and every half minute."""
@@ -353,7 +367,7 @@ class Coordinator:
                 try:
                     session.hello(self._hellos[name])
                 except ProtocolAbort as error:
-                    raise FederationError(f"{name} does not take part: {error}; {_leave_out([name])}") from None
+                    raise FederationError(f"{name} does not take part: {error}; {leave_out([name])}") from None
         roster = session.make_roster()
         self.journal.save_secagg(session.save())
         if self._begun:
@@ -403,6 +417,7 @@ class Coordinator:
         """From now on that party is asked nothing: it sent what no honest party sends."""
         self.journal.exclude(name, index, why)
         self._out[name] = why
+        self._gone.add(name)
         self._event("excluded", {"party": name, "round": index, "why": why})
 
     def _ask(
@@ -596,7 +611,7 @@ class Coordinator:
         """Wait for parties to come back, or give up when they do not or will not."""
         away, least = sorted(missing), self.agreement.least
         if tries >= _MOST_TRIES or len(self.agreement.names) - len(refused) < least:
-            said = f"; {dict(refused)}" if refused else ""
+            said = "".join(f"; {name} refuses: {why}" for name, why in refused.items())
             raise FederationError(
                 f"{self._round_kind} {index + 1} has {came} of at least {least} answers, missing: "
                 f"{', '.join(away)}{said}; the run is kept: start the server again when they are back"
@@ -632,6 +647,8 @@ class Coordinator:
                 f"without effect: round {', '.join(void)} (the server ended while that sum was being opened, a "
                 "seal was false, or too few parties were left); what parties were charged for it stays charged"
             )
+        if self.asked_spec.privacy.project_epsilon and not (folder.path / SCORES).is_file():
+            notes.append(f"no private evaluation, which every party must answer: without {', '.join(self.gone)}")
         report = report.with_notes(*notes)
         params = self.engine.params()
         folder.save_model({**self.experiment.model.frozen, **train.named_leaves(params)})
@@ -700,7 +717,7 @@ _LONGEST_NOTICE = 400
 _ROUNDING = 1e-5  # of a norm that a party computed in float32
 
 
-def _leave_out(names: Iterable[str]) -> str:
+def leave_out(names: Iterable[str]) -> str:
     return f"start again later, or leave them out: {' '.join(f'--without {name}' for name in names)}"
 
 

@@ -48,9 +48,9 @@ from typing import Any, NamedTuple, TextIO, TypeVar
 import numpy as np
 
 from dither.accounting.ledger.store import state_folder
-from dither.errors import DamagedFile, FederationError, RunExists
+from dither.errors import DamagedFile, FederationError, LedgerError, RunExists
 from dither.experiment.folder import Checkpoint, RunFolder, lock, read_checked, to_json, write_bytes, write_checked
-from dither.federation.agreement import Agreement, digest_of
+from dither.federation.agreement import Agreement
 from dither.federation.keys import Identity, Keyring, is_signed
 from dither.federation.messages import digest
 
@@ -62,6 +62,10 @@ _SIGNATURE, RELEASES, _STATEMENTS = "signature.json", "releases.jsonl", "release
 _FORGOTTEN = (
     "this party has released something in this run that its folder does not remember: it was "
     "restored from a copy, or a copy is in use. Continue without this party, or start a new run"
+)
+_OLD_NOTE = (
+    "this party's state folder remembers less of what it has released in this run than its own folder does: the "
+    "state folder was restored from a copy. Continue without this party, or start a new run"
 )
 _RECORD_ADVICE = "the record of this party's releases in this run is not complete"
 _STATED = ("party", "terms", "releases", "head")
@@ -213,10 +217,10 @@ class Journal(_RunFiles):
         for name in ("terms.json", "secagg.json"):
             (self.path / name).unlink(missing_ok=True)
 
-    def agreed(self) -> str:
-        """The digest of the agreement; empty without one."""
+    def agreed(self) -> dict[str, Any]:
+        """The agreement as it was saved: what it names need not be approved here. Empty without one."""
         path = self.path / Agreement.file
-        return digest_of(read_checked(path, self._advice)) if path.is_file() else ""
+        return read_checked(path, self._advice) if path.is_file() else {}
 
     def rounds(self) -> list[dict[str, Any]]:
         """Completed rounds, in order."""
@@ -301,17 +305,18 @@ class ReleaseRecord:
         lines = whole.splitlines()
         self._count, self._newest = len(lines), _read_line(lines[-1], self._path) if lines else {}
         self._head, self._size = digest(lines[-1]) if lines else "", len(whole)
-        self._outside = state_folder("releases") / f"{party}-{terms}.json"
+        self._outside = _note_outside(party, terms)
 
     @property
     def newest_round(self) -> int:
         """Of the newest release; -1 if there is none."""
         return int(self._newest.get("round", -1))
 
-    def begin(self) -> None:
-        """Before the first charge: from now on the note outside must be there."""
-        if not self._outside.is_file():
-            self._note()
+    def check(self, *, first: bool = False) -> None:
+        """Before every charge: what could not be released afterwards is not paid for. The note outside is made
+        before the `first` one, and must be there from then on."""
+        with self._alone(first=first):
+            pass
 
     def append(self, content: bytes, index: int, attempt: int = 0, *, opens: bool = False) -> None:
         """Record what is about to leave: an upload of this round (and attempt), or help to open that sum."""
@@ -340,38 +345,61 @@ class ReleaseRecord:
             raise FederationError(_FORGOTTEN)
 
     def _note(self) -> None:
-        write_checked(self._outside, {"releases": self._count, "head": self._head})
+        with self._writable():
+            write_checked(self._outside, {"releases": self._count, "head": self._head})
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _writable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise FederationError(
+                f"{str(self._outside.parent)!r} cannot be written to ({error.strerror}), and a party notes there "
+                "what it has released: make it writable or free some space, then run the same command again"
+            ) from None
+
+    @contextmanager
+    def _alone(self, *, first: bool = False) -> Iterator[None]:
         """Keep copies out; `FederationError` unless the record in the folder is this one, and nothing was released
         after it."""
-        handle = lock(self._outside.with_suffix(".lock"), 10.0)
+        with self._writable():
+            handle = lock(self._outside.with_suffix(".lock"), 10.0)
         with handle or nullcontext():
+            if first and handle is not None and not self._outside.is_file():
+                self._note()
             size = self._path.stat().st_size if self._path.is_file() else 0
-            own = [(self._count, self._head), (self._count - 1, self._newest.get("previous"))]  # killed in between
             if not self._outside.is_file():
                 raise FederationError(
-                    f"{str(self._outside)!r} is gone, which says what this party released in this run: bring it "
-                    "back, or set DITHER_STATE to the folder that has it; else continue without this party, or "
-                    "start a new run"
+                    f"{str(self._outside)!r} is missing, the note of what this party has released in this run: "
+                    "put it back, or set DITHER_STATE to the folder that has it; otherwise continue without this "
+                    "party, or start a new run"
                 )
             saved = read_checked(self._outside, PARTY_ADVICE)
-            if handle is None or size != self._size or (saved["releases"], saved["head"]) not in own:
-                raise FederationError(_FORGOTTEN)
+            noted, now = (saved["releases"], saved["head"]), (self._count, self._head)
+            before = self._count - 1, self._newest.get("previous")  # killed in between
+            if handle is None or size != self._size or noted not in (now, before):
+                raise FederationError(_FORGOTTEN if noted[0] >= self._count else _OLD_NOTE)
+            if noted != now:  # before a second line follows that the note does not know
+                self._note()
             yield
 
     def statement(self) -> dict[str, Any]:
         """How many lines the record has and the digest of the last, signed."""
+        if self._count or self._outside.is_file():
+            self.check()  # no false statement by a folder that was put back
         content = dict(zip(_STATED, (self._party, self._terms, self._count, self._head), strict=True))
         return self._identity.signed(content)
 
 
+def _note_outside(party: str, terms: str) -> Path:
+    return state_folder("releases") / f"{party}-{terms}.json"
+
+
 def check_record(folder: Path, keyring: Keyring) -> dict[str, Any]:
-    """What the record in a party's folder of a run amounts to, as its statement would say; DamagedFile if it is
-    not the record that the party signed."""
+    """What the record in a party's folder of a run amounts to, as its statement would say, and whether a note on
+    this machine says that it is complete; DamagedFile if it is not the record that the party signed."""
     path = folder / RELEASES
-    party = terms = head = ""
+    party = terms = head = before = ""
     lines = path.read_bytes().splitlines()
     for number, text in enumerate(lines, start=1):
         line = _read_line(text, path)
@@ -380,8 +408,19 @@ def check_record(folder: Path, keyring: Keyring) -> dict[str, Any]:
             raise DamagedFile(f"{str(path)!r}: line {number} does not follow the line before; {_RECORD_ADVICE}")
         if not is_signed(line, keyring.party(party).identity):
             raise DamagedFile(f"{str(path)!r}: line {number} is not signed by {party!r}; {_RECORD_ADVICE}")
-        head = digest(text)
-    return dict(zip(_STATED, (party, terms, len(lines), head), strict=True))
+        before, head = head, digest(text)
+    if not lines:
+        raise DamagedFile(f"{str(path)!r} is empty; {_RECORD_ADVICE}")
+    saved: dict[str, Any] = {}
+    with suppress(LedgerError):  # no state folder here
+        note = _note_outside(party, terms)
+        saved = read_checked(note, _RECORD_ADVICE) if note.is_file() else {}
+    noted = saved.get("releases"), saved.get("head")
+    if saved and noted not in ((len(lines), head), (len(lines) - 1, before)):
+        raise DamagedFile(
+            f"{str(path)!r} has {len(lines)} lines, but {party} has released {noted[0]} messages; {_RECORD_ADVICE}"
+        )
+    return {**dict(zip(_STATED, (party, terms, len(lines), head), strict=True)), "complete": bool(saved)}
 
 
 def check_statement(statement: Any, party: str, terms: str, keyring: Keyring) -> dict[str, Any]:
@@ -403,11 +442,13 @@ def save_statements(folder: Path, statements: Mapping[str, dict[str, Any]]) -> N
 
 
 def load_statements(folder: Path, terms: str, keyring: Keyring) -> dict[str, dict[str, Any]]:
-    """The parties' statements of their records; DamagedFile if one of them did not sign its statement."""
+    """The statements that members of the federation made of their records; DamagedFile if one of them did not sign
+    its statement. Nobody can check those of parties that were taken out since."""
     path = folder / _STATEMENTS
     saved = read_checked(path, "the run itself is unharmed") if path.is_file() else {}
+    members = [party.name for party in keyring.parties if party.name in saved]
     try:
-        return {name: check_statement(each, name, terms, keyring) for name, each in saved.items()}
+        return {name: check_statement(saved[name], name, terms, keyring) for name in members}
     except FederationError as error:
         raise DamagedFile(f"{str(path)!r} holds {error}") from None
 

@@ -7,10 +7,10 @@ private schema, the training and a private evaluation together, with one ε for 
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -18,25 +18,24 @@ import numpy as np
 
 from dither import data
 from dither.data.schema import Schema, SchemaPrivacy
-from dither.errors import FederationError, SpecError
+from dither.errors import FederationError, SpecError, did_you_mean
 from dither.experiment import counting
 from dither.experiment.counting import MOST_NAMES, Question
 from dither.experiment.defaults import TUNED, federated_defaults
-from dither.experiment.evaluation import PrivateScores, private_scores
+from dither.experiment.evaluation import private_scores
 from dither.experiment.folder import read_checked, write_checked, write_text
 from dither.experiment.private_schema import Wanted, check_classes, estimate_schema
 from dither.experiment.start import Budgets, calibrated
 from dither.experiment.statistics import Statistics, describe
 from dither.federation.agreement import Agreement, StatisticsTerms, federated_spec, held_out_sizes
 from dither.federation.messages import SignedMessage
-from dither.federation.server import Coordinator, without_records
+from dither.federation.server import SCORES, Coordinator, leave_out, without_records
 from dither.federation.state import Journal
 from dither.secagg.graph import Rules
 from dither.secagg.server import ServerSession
 from dither.spec import Spec
 
 _ADVICE = "start a new run"
-_MOST_LISTED = 1 << 19  # bytes of names in a question, which may list those of the label twice
 
 
 class _Asked(NamedTuple):
@@ -92,11 +91,16 @@ class StatisticsCoordinator(Coordinator):
         first, *others = headers.values()
         shared = [name for name in first if all(name in other for other in others)]
         label = self.asked_spec.data.label
-        if shared and (not label or label in shared):
+        counts = Counter(name for each in headers.values() for name in each if name != label)
+        if shared and (not label or label in shared) and (set(shared) - {label} or not counts):
             return shared
-        counts = Counter(name for each in headers.values() for name in set(each))
-        needed = label or max(counts, key=counts.__getitem__, default="")  # what most tables have
+        # The label, or what most tables have.
+        needed = label if label and label not in shared else max(counts, key=counts.__getitem__, default="")
         away = [name for name, each in headers.items() if needed not in each]
+        if label and needed == label and len(away) == len(headers):
+            raise FederationError(
+                f"data.label={label!r} is in no party's table{did_you_mean(label, counts, 'check its spelling')}"
+            )
         raise FederationError(
             f"{', '.join(away)}: no column {needed[:80]!r} in the table, and all need the same header; give them "
             f"one, or start a new run with {' '.join(f'--without {name}' for name in away)}"
@@ -114,7 +118,9 @@ class StatisticsCoordinator(Coordinator):
 
         def take(name: str, answer: SignedMessage) -> None:
             if terms.lists_names:
-                self._headers[name] = [str(column) for column in answer.field("columns", list)]
+                self._headers[name] = listed = list(map(str, answer.field("columns", list)))
+                if len(set(listed)) < len(listed):
+                    raise FederationError("it lists a column twice")
 
         self._have_accepted("statistics", terms, take, upload_bytes=8 * counting.MOST_CELLS + (1 << 16))
         return terms
@@ -160,7 +166,10 @@ class StatisticsCoordinator(Coordinator):
             if set(result.counted) != set(self.agreement.names):
                 who = ", ".join([*result.silent, *self.journal.excluded()])
                 why = f"{who} did not help to open its sum" if who else "the server ended while it opened its sum"
-                raise FederationError(f"{unanswered}: {why}, and no sum is opened twice; start a new run")
+                advice = "start a new run"
+                if self._trained is not None:
+                    advice += ", or end this one without scores: start it again with --without PARTY"
+                raise FederationError(f"{unanswered}: {why}, and no sum is opened twice; {advice}")
             cells: list[int] = result.total.tolist()
             return cells
 
@@ -183,7 +192,7 @@ class StatisticsCoordinator(Coordinator):
 
             fields = {"run": self.agreement.run, "round": index, "question": question.to_dict()}
             self._everybody("question", self.agreement.names, (fields, {}), take, "answer")
-            return _fitting(counting.union([answers[name] for name in self.agreement.names]))
+            return counting.fitting(counting.union([answers[name] for name in self.agreement.names]))
 
         listed: list[list[str]] = self._once(ask)
         return listed
@@ -221,15 +230,6 @@ class StatisticsCoordinator(Coordinator):
         return self._row(answer, index, "<u8").view(np.int64)
 
 
-def _fitting(listed: list[list[str]]) -> list[list[str]]:
-    """The names that fit into a question: of too many, the longest are left out, whoever listed them."""
-    sizes = np.sort([len(json.dumps(name)) for names in listed for name in names])
-    (over,) = np.nonzero(np.cumsum(sizes) > _MOST_LISTED)
-    if not over.size:
-        return listed
-    return [[name for name in names if len(json.dumps(name)) < sizes[over[0]]] for names in listed]
-
-
 def write_statistics(coordinator: Coordinator) -> Statistics:
     """Private statistics of all columns that parties share, in statistics.json of the run folder."""
     coordinator.gather(coordinator.parties, len(coordinator.parties))
@@ -249,10 +249,14 @@ class FederatedProject:
         if not self._spec.data.label:
             raise SpecError("privacy.project_epsilon needs data.label, the name of the label column")
 
+    @property
+    def _schema(self) -> Path:
+        return self._coordinator.journal.path / "schema" / "schema.toml"
+
     def _budgets(self, names: tuple[str, ...]) -> Budgets:
         """By the record counts that the parties agreed to first, whatever one of them says later."""
-        terms = StatisticsTerms.load(self._coordinator.journal.path / "schema", _ADVICE)
-        known = terms is not None and terms.names == names
+        terms = StatisticsTerms.load(self._schema.parent, _ADVICE)
+        known = terms is not None and (terms.names == names or self._schema.is_file())
         counts = terms.sizes if terms and known else self._coordinator.records_of(names)
         return Budgets.split(self._spec.privacy.project_epsilon, sum(counts))
 
@@ -261,22 +265,32 @@ class FederatedProject:
         coordinator = self._coordinator
         names = coordinator.parties
         coordinator.gather(names, len(names))
+        held = zip(names, coordinator.records_of(names), strict=True)
+        few = [name for name, count in held if not min(self._parts(count))]
+        if few:
+            raise FederationError(f"{', '.join(few)}: too few records to hold some out; {leave_out(few)}")
         budgets = self._budgets(names)
-        path = coordinator.journal.path / "schema" / "schema.toml"
-        if not path.is_file():
+        if not self._schema.is_file():
             asking = StatisticsCoordinator(coordinator, "schema", (budgets.schema, budgets.delta))
             wanted = Wanted(self._spec.data.label, self._spec.task, self._spec.data.class_names)
             check_classes(wanted, asking.header, coordinator.records_of(names), (budgets.schema, budgets.delta))
             privacy = SchemaPrivacy(budgets.schema, budgets.delta, f"schema-{asking.agreement.run}")
             drafted = estimate_schema(asking, asking.header, wanted, privacy, "parties")
-            drafted.schema.save(path)
-        schema = Schema.load(path)
-        return self._training_spec(schema, names, budgets), without_records(schema)
+            drafted.schema.save(self._schema)
+        return self._training_spec(Schema.load(self._schema), names, budgets), self.known()
+
+    def _parts(self, count: int) -> tuple[int, int]:
+        """How many of a party's records are for training, and how many for the evaluation."""
+        return held_out_sizes(self._spec.with_values({"data.split": "rows"}), count)
+
+    def known(self) -> data.Dataset:
+        """What the server knows of the data once there is a schema."""
+        return without_records(Schema.load(self._schema))
 
     def _training_spec(self, schema: Schema, names: tuple[str, ...], budgets: Budgets) -> Spec:
         """What Dither chooses for these parties, with as much ε as schema and evaluation leave."""
         asked = self._spec.with_values({"data.split": "rows"})
-        sizes = tuple(held_out_sizes(asked, count)[0] for count in self._coordinator.records_of(names))
+        sizes = tuple(self._parts(count)[0] for count in self._coordinator.records_of(names))
         chosen = federated_defaults(schema, sizes, budgets.training, budgets.delta)
         options = {key: value for key, value in chosen.items() if key.startswith("method_options.")}
         asked_for = {
@@ -292,14 +306,17 @@ class FederatedProject:
 
         return calibrated(spec, build, budgets)
 
-    def evaluate(self, agreement: Agreement) -> PrivateScores:
-        """Scores of the trained model on the records that parties held out, in scores.json of the run folder."""
+    def evaluate(self, agreement: Agreement) -> None:
+        """Scores of the trained model on the records that parties held out, in scores.json of the run folder. None
+        where a party is out for good, because every party must answer."""
         coordinator = self._coordinator
+        if coordinator.gone or (coordinator.journal.path / SCORES).is_file():
+            return
+        coordinator.gather(agreement.names, len(agreement.names))  # a server that was started again has met few
         budgets = self._budgets(agreement.names)
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(coordinator.engine.params())]
         budget = (budgets.evaluation, budgets.delta)
         asking = StatisticsCoordinator(coordinator, "evaluation", budget, (agreement, leaves))
         schema = data.Schema.from_dict(agreement.schema or {})
         scores = private_scores(asking, agreement.classes, schema.label.bounds, *budget)
-        write_text(coordinator.journal.path / "scores.json", scores.to_json())
-        return scores
+        write_text(coordinator.journal.path / SCORES, scores.to_json())

@@ -3,9 +3,10 @@
 Three things: a party's connection to the SuperLink (`serve`), registered keys and signed requests (`register`,
 `signer`), and the coordinator's messages to parties (`PartyMessages`) or to SuperNodes (`SuperNodeMessages`).
 
-A SuperNode starts a process for every message, sleeps 3 s whenever there is none, and runs the app that the server
-sends. `serve` asks for a message, which the gate answers when there is one. It hands the message to a function of
-this process and never looks at the app: the server can make it compute nothing but what Dither answers.
+A SuperNode starts a process for every message, sleeps 3 s whenever there is none, runs the app that the server
+sends, and goes to whatever host the server refers it to. `serve` asks for a message, which the gate answers when
+there is one. It hands the message to a function of this process and never looks at the app: the server can make it
+compute nothing but what Dither answers.
 
 Flower's programs send a message with an empty content and then its objects, three for one of ours, by a call for
 each, and fetch them in the same way: 16 calls for a question and its answer. A message may just as well have its
@@ -62,6 +63,7 @@ _PATIENCE = 190.0  # seconds after which a SuperLink no longer waits for objects
 _IN_EVERY_ANSWER = 64 * "0"  # an object, by its digest
 _FETCH_SECONDS = 0.1  # how long one `Answers.pull` waits for answers that are being fetched
 _COMPLETE_SECONDS = 600.0  # for an answer that was begun to become complete
+_LONGEST_ANSWER = 1 << 30  # bytes of one of the server's to a call: more than any question has
 
 logging.getLogger("httpx").setLevel(logging.WARNING)
 
@@ -162,6 +164,10 @@ class _Connection:
             verify=ssl.create_default_context(cafile=str(server.ca)),
             timeout=seconds + more * nodes,
         )
+        web: Any = self._client._client
+        web.follow_redirects = False  # no server sends a party to other hosts
+        web.headers["accept-encoding"] = "identity"
+        web.event_hooks = {"response": [_check_length]}
         self._node: Any = None
         self._question: Any = None
         self._stop = threading.Event()
@@ -246,7 +252,7 @@ class _Connection:
             if 400 <= code < 500:
                 raise _RequestRejected(f"HTTP {code}") from None
             raise ConnectionLost(f"HTTP {code}") from None
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             self._check_trust(error)
             raise ConnectionLost(str(error) or type(error).__name__) from None
         except ValueError as error:  # no message of Flower's
@@ -269,6 +275,13 @@ class _Connection:
             )
 
 
+def _check_length(answer: httpx.Response) -> None:
+    """ValueError, before anything of it is read, if an answer may become longer than a question can be."""
+    length = answer.headers.get("content-length", "")
+    if "content-encoding" in answer.headers or not length.isdigit() or int(length) > _LONGEST_ANSWER:
+        raise ValueError(f"content-length {length[:20]!r}, at most {_LONGEST_ANSWER} plain bytes are possible")
+
+
 # Registered keys and signed requests
 
 
@@ -280,8 +293,15 @@ def register(superlink: str, ca: Path, public_keys: Mapping[str, str]) -> None:
         for name, public_key in public_keys.items():
             key: Any = load_ssh_public_key(public_key.encode())
             request = control_pb2.RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name)
-            if not client.RegisterNode(request).node_id:
-                raise FederationError(f"the SuperLink does not register the key of {name!r}")
+            refused = (
+                f"Flower does not take the key of {name!r}; leave that party out (`dither federation revoke`)"
+            )
+            try:
+                taken = client.RegisterNode(request).node_id
+            except httpx.HTTPStatusError:
+                raise FederationError(refused) from None
+            if not taken:
+                raise FederationError(refused)
 
 
 def number_in(answer: bytes) -> int:
