@@ -351,6 +351,28 @@ def test_other_peoples_records_need_the_owners_word(place):
         train(place, place / "again.csv")
 
 
+def test_the_owners_word_is_not_on_what_joins_an_account_later(place):
+    """Two tables of other people share some rows. One table of all of them was charged to one of the accounts; the
+    other one's people were in it for nothing."""
+    other = pd.concat([people(seed=5), people()[:20]])
+    other.to_csv(place / "other.csv", index=False)
+    assert invoke("budget", "other", place / "other.csv", place / "people.csv", "--yes").exit_code == 0
+    train(place, place / "other.csv")
+    pd.concat([people(), people(seed=5)]).to_csv(place / "both.csv", index=False)
+    with pytest.raises(DitherError) as refused:
+        train(place, place / "both.csv")
+    (first,) = re.findall(r"dither budget same both.csv (\w+)", str(refused.value))
+    assert invoke("budget", "same", place / "both.csv", first).exit_code == 0
+    with pytest.raises(DitherError, match=r"both\.csv' and data set .* share 100% of the smaller") as refused:
+        train(place, place / "both.csv")
+    (second,) = re.findall(r"dither budget same both.csv (\w+)", str(refused.value))
+    assert second != first
+    assert invoke("budget", "same", place / "both.csv", second).exit_code == 0
+    train(place, place / "both.csv")
+    (dataset,) = book(place).datasets()
+    assert len(book(place).spent(dataset, EVERY_RECORD)[0].runs) == 3
+
+
 def test_two_data_sets_with_budgets_become_one_with_the_stricter(place):
     people(seed=5).to_csv(place / "new.csv", index=False)
     ledger = book(place)
@@ -595,6 +617,21 @@ def test_a_run_is_not_scored_on_its_own_training_records(place, count):
     assert train(place, place / "new.csv", values=values).test_accuracy is not None
 
 
+def test_pictures_that_were_charged_are_no_test_records(place):
+    """Records of many features have no parts that are compared: two fifths of a test set could be charged ones."""
+    rng = np.random.default_rng(3)
+    x, y = rng.integers(0, 256, (500, 400)), rng.integers(0, 2, 500)
+    np.savez(place / "own.npz", x=x[:200], y=y[:200])
+    values = {"data.label": "", "data.test_path": str(place / "test.npz"), "data.test_public": True}
+    for first in (120, 200):
+        np.savez(place / "test.npz", x=x[first : first + 200], y=y[first : first + 200])
+        if first == 200:
+            assert train(place, place / "own.npz", values=values).test_accuracy is not None
+            continue
+        with pytest.raises(SpecError, match=r"test\.npz' is declared public, but it and own\.npz.* share 40%"):
+            train(place, place / "own.npz", values=values)
+
+
 def test_test_arrays_beside_the_others_are_not_charged_ones(place):
     """A file of arrays that was dealt out anew: what the first run trained on was the second one's test part."""
     rng = np.random.default_rng(3)
@@ -617,9 +654,16 @@ def test_test_arrays_are_not_the_training_arrays_of_the_same_file(place):
     x, y = rng.normal(0, 1, (300, 3)), rng.integers(0, 2, 300)
     values = {"data.label": "", "data.test_public": True}
     np.savez(place / "one.npz", x_train=x, y_train=y, x_test=x[50:150], y_test=y[50:150])
-    with pytest.raises(SpecError, match=r"x_test of '.*one\.npz' public, but 100% of it is among its training"):
+    with pytest.raises(SpecError, match=r"x_test of '.*one\.npz' public, but it and the training .* share 100%"):
         train(place, place / "one.npz", values=values)
-    np.savez(place / "one.npz", x_train=x[:200], y_train=y[:200], x_test=x[190:], y_test=y[190:])
+    np.savez(place / "one.npz", x_train=x[:200], y_train=y[:200], x_test=x[160:], y_test=y[160:])
+    with pytest.raises(SpecError, match=r"but it and the training records share 28\.6%"):
+        train(place, place / "one.npz", values=values)
+    x = rng.integers(0, 30, (300, 2))  # equal by chance
+    np.savez(place / "one.npz", x_train=x[:200], y_train=y[:200], x_test=x[260:], y_test=y[260:])
+    assert train(place, place / "one.npz", values=values).test_accuracy is not None
+    x = rng.normal(5, 1, (300, 3))
+    np.savez(place / "one.npz", x=np.tile(x, (2, 1)), y=np.tile(y, 2))  # a share of the rows, held out by Dither
     assert train(place, place / "one.npz", values=values).test_accuracy is not None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
@@ -179,6 +180,10 @@ class Book:
             dataset = self._same[dataset]
         return dataset
 
+    def _alike(self, dataset: str) -> set[str]:
+        """The data sets that have one account with this one."""
+        return {dataset, *(each for each, _ in self.sketches if self.root(each) == self.root(dataset))}
+
     def known(self) -> set[str]:
         """Data sets that anything is said of."""
         return {*self.accounts, *(d for d, _ in self.budgets), *self._same, *self.files, *self.names.values()}
@@ -202,7 +207,7 @@ class Book:
         found: dict[str, Overlap] = {}
         for each, sketch in self.sketches:
             root = self.root(each)
-            apart = any({self.root(d) for d in pair} == {root, self.root(dataset)} for pair in self._other)
+            apart = frozenset((each, dataset)) in self._other
             if root != self.root(dataset) and not apart and (shared := scan.shared(sketch)).share:
                 found[root] = max(shared, found.get(root, shared))
         return sorted(((share, root) for root, share in found.items()), reverse=True)
@@ -225,7 +230,9 @@ class Book:
     def _learn(self, dataset: str, about: About) -> None:
         for same in about.same:
             self._join(self.root(dataset), self.root(same))
-        self._other |= {frozenset((dataset, other)) for other in about.other}
+        for other in about.other:  # the word is on what either account holds by now, not on what joins it later
+            both = self._alike(dataset), self._alike(other)
+            self._other |= {frozenset(pair) for pair in itertools.product(*both)}
         if about.file:
             self.files.setdefault(dataset, about.file)
         if about.name:

@@ -102,7 +102,8 @@ class Scan(NamedTuple):
         if other.parts is None and 2 * mixed >= ordered:
             share = max(share, _shared(self.sketch.mixed, self.present[1], other.mixed))
         parts = _shared_parts(self.sketch, self.present[2], other)
-        return Overlap(share, people=parts > 0) if share else Overlap(parts, parts=True, people=parts > 0)
+        wide = not len(self.sketch.mixed)  # too many columns for records of two people to be equal by chance
+        return Overlap(share, people=parts > 0 or wide) if share else Overlap(parts, parts=True, people=parts > 0)
 
 
 def scan(rows: RecordHashes, key: bytes, known: Sequence[Sketch] = ()) -> Scan:
@@ -129,6 +130,12 @@ def scan(rows: RecordHashes, key: bytes, known: Sequence[Sketch] = ()) -> Scan:
         present.append(wanted[found])
     ordered, mixed, parts = sketches
     return Scan(Sketch(ordered, mixed, parts, rows.zeros), tuple(present))
+
+
+def overlap(one: RecordHashes, other: RecordHashes) -> Overlap:
+    """What two data sets that are both at hand have in common."""
+    known = scan(other, bytes(16)).sketch
+    return scan(one, bytes(16), [known]).shared(known)
 
 
 def _distinct(least: np.ndarray) -> float:
