@@ -425,6 +425,8 @@ class Book:
     def not_covered(self, dataset: str, client: str, account: Account, terms: Budget) -> str:
         """What else was spent elsewhere, and why ε does not hold for what was chosen by results."""
         gaps = [self._chosen(dataset, client, account, terms)]
+        if any(SEED in run_name(run) for run in account.order):
+            gaps.append("noise from a seed: whoever knows the seed can subtract it")
         if self.root(dataset) in map(self.root, self._besides):
             gaps.append("another ledger's account of these records (--new-ledger): its ε adds up")
         return "; ".join(gap for gap in gaps if gap)
