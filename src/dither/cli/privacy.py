@@ -205,7 +205,7 @@ def audit(
     is_run = (folder / "spec.toml").is_file()
     if is_run and not (out or settings or (folder / "local").is_dir()) and RunFolder(folder).spec().data.path:
         raise SpecError(
-            f"{str(folder)!r} is a copy without local/, where what is found in your own records belongs; give --out"
+            f"{str(folder)!r} is a copy without local/, where what is found in own records belongs; give --out"
         )
 
     def say(row: AuditRow) -> None:
