@@ -15,7 +15,7 @@ from dither.accounting.ledger.runs import EVERY_RECORD
 from dither.data import Label, Numeric, Schema
 from dither.data.schema import SchemaPrivacy
 from dither.errors import SpecError
-from dither.experiment.account import spent_parts
+from dither.experiment.account import NOT_HERE, spent_parts
 from dither.experiment.folder import RunFolder
 from dither.experiment.report import TOGETHER, LedgerCharge, SpentPart
 from dither.experiment.statement import guesses_right, statement, true_positives
@@ -94,6 +94,7 @@ def test_a_private_schema_counts_where_the_ledger_is_not(report, tmp_path):  # n
     assert [part.epsilon for part in parts] == pytest.approx([0.5, 2.0], abs=1e-3)
     assert (both.epsilon, both.delta) == pytest.approx((2.5, 1.1e-5), abs=1e-3)
     assert both.terms.endswith("zero-out")
+    assert both.not_covered == (NOT_HERE,)
     other = Ledger(tmp_path / "other.sqlite")  # where that ledger was, of other records
     other.set_budget("else", Budget(9.0, 1e-5))
     unknown = replace(run, ledger=LedgerCharge(str(other.path), "table"))

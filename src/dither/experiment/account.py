@@ -75,6 +75,7 @@ class PrivacyReport(Overview):
 
 
 _PARTS = ("schema", "statistics", "evaluation")
+NOT_HERE = "what else was charged for these records: the ledger is not here"
 
 
 def spent_parts(report: Report, ledger: str | Path | None = None) -> tuple[SpentPart, ...]:
@@ -106,7 +107,8 @@ def _schema_and_run(report: Report) -> tuple[SpentPart, ...]:
     row = report.epsilon.proven()
     schema = _schema_part(report.schema.privacy, row.view, row.adjacency)
     words = f"{SHORT_VIEWS[row.view]}, {row.adjacency}"
-    both = SpentPart(TOGETHER, schema.epsilon + row.value, schema.delta + row.delta, words)
+    gaps = (NOT_HERE,) if report.ledger else ()
+    both = SpentPart(TOGETHER, schema.epsilon + row.value, schema.delta + row.delta, words, gaps)
     return schema, SpentPart("training", row.value, row.delta), both
 
 
