@@ -75,7 +75,8 @@ class PrivacyReport(Overview):
 
 
 _PARTS = ("schema", "statistics", "evaluation")
-NOT_HERE = "what else was charged for these records: the ledger is not here"
+_ELSE = "what else was charged for these records"
+NOT_HERE = f"{_ELSE}: the ledger is not here"
 
 
 def spent_parts(report: Report, ledger: str | Path | None = None) -> tuple[SpentPart, ...]:
@@ -170,7 +171,7 @@ def _with_schema(experiment: Experiment) -> tuple[SpentPart, ...]:
     return (
         _schema_part(privacy, terms.view, terms.adjacency),
         SpentPart("training", accountant.epsilon(), terms.delta),
-        SpentPart(TOGETHER, *together),
+        SpentPart(TOGETHER, *together, not_covered=(_ELSE,)),
     )
 
 
