@@ -566,6 +566,9 @@ class _Recorder:
                     f"({checkpoint.data_digest[:12]}, now {digest[:12]}); restore the data, or start a new run"
                 )
             state, done = restore(state, checkpoint.leaves), checkpoint.round
+        made = [] if self.account is None or not self.fresh else self.account.stretches()
+        if rounds_in(made) > rounds_in(folder.begun()):
+            folder.remember_begun(made)
         folder.drop_metrics_after(done)
         rows = folder.metrics()
         self.seconds_before = float(rows[-1]["seconds"]) if rows else 0.0
