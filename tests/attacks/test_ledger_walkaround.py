@@ -22,7 +22,7 @@ from dither.data import hash_records
 from dither.errors import BudgetExhausted, ConfigError, DitherError, SpecError
 from dither.experiment.build import build_experiment, origin
 from dither.experiment.folder import RunFolder
-from dither.experiment.train import resume, spending
+from dither.experiment.train import check_public, resume, spending
 from dither.federation.server import load_evaluation_data
 from dither.spec import Spec
 
@@ -615,6 +615,29 @@ def test_a_run_is_not_scored_on_its_own_training_records(place, count):
     assert charges(place) == 1
     people(seed=6)[:count].to_csv(place / "test.csv", index=False)
     assert train(place, place / "new.csv", values=values).test_accuracy is not None
+
+
+@pytest.mark.parametrize("kind", ["csv", "npz"])
+def test_test_records_are_the_ones_that_were_read(place, kind):
+    """Another file lay at their path when they were compared with charged records."""
+    values = {"data.label": ""} if kind == "npz" else {}
+
+    def write(name, seed):
+        path, table = place / f"{name}.{kind}", people(seed=seed)
+        if kind == "csv":
+            table.to_csv(path, index=False)
+        else:
+            np.savez(
+                path, x=table[["age", "weight", "height"]].to_numpy(float), y=(table.sick == "yes").astype(int)
+            )
+        return path
+
+    train(place, write("charged", 3), values=values)
+    values |= {"data.test_path": str(write("test", 3)), "data.test_public": True}
+    experiment = build_experiment(spec_of(write("new", 1), **values))
+    write("test", 7)
+    with pytest.raises(SpecError, match="declared public"):
+        check_public(experiment)
 
 
 def test_pictures_that_were_charged_are_no_test_records(place):

@@ -258,7 +258,7 @@ class Dataset(NamedTuple):
     sources: tuple[Source, ...] = ()
     content: str = ""  # SHA-256 of the one file's bytes, before it was read
     test_rows: np.ndarray | None = None  # rows of the one file that are held out of training
-    test_hashes: RecordHashes | None = None  # of test records in a folder, which `record_hashes` do not hold
+    test_hashes: RecordHashes | None = None  # of test records which `record_hashes` do not hold
 
     @property
     def streamed(self) -> bool:
