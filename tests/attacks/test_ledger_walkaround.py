@@ -22,6 +22,7 @@ from dither.data import hash_records
 from dither.errors import BudgetExhausted, ConfigError, DitherError, SpecError
 from dither.experiment.build import build_experiment, origin
 from dither.experiment.folder import RunFolder
+from dither.experiment.plan import records
 from dither.experiment.train import check_public, resume, spending
 from dither.federation.server import load_evaluation_data
 from dither.spec import Spec
@@ -638,6 +639,29 @@ def test_test_records_are_the_ones_that_were_read(place, kind):
     write("test", 7)
     with pytest.raises(SpecError, match="declared public"):
         check_public(experiment)
+
+
+def test_what_a_server_or_a_plan_reads_is_what_is_compared(place, monkeypatch):
+    """Charged records came to lie there after the comparison."""
+    people(seed=1).to_csv(place / "other.csv", index=False)
+    dither.data.draft(place / "other.csv", "sick").schema.save(place / "schema.toml")
+    path, values = str(place / "other.csv"), {"data.label": "sick"}
+
+    def swapped(read):
+        def late(*given, **options):
+            people().to_csv(path, index=False)
+            return read(*given, **options)
+
+        return late
+
+    monkeypatch.setattr(dither.data, "read_table", swapped(dither.data.read_table))
+    given = {"data.test_path": path, "data.test_public": True, "data.schema": str(place / "schema.toml")}
+    with pytest.raises(SpecError, match="declared public"):
+        load_evaluation_data(spec_of(place / "new.csv", **given, **{"data.label": ""}))
+    people(seed=1).to_csv(path, index=False)
+    monkeypatch.setattr(records, "load_data", swapped(records.load_data))
+    with pytest.raises(SpecError, match="declared public"):
+        dither.plan("cpfed", epsilon=1.0, proxy=path, records=100, values=values)
 
 
 def test_pictures_that_were_charged_are_no_test_records(place):
