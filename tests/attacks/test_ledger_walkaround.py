@@ -397,9 +397,12 @@ def test_a_second_account_in_another_ledger_is_recorded(place):
     again.identify(data_id(again, path=str(place / "other.csv")), lambda: pytest.fail("known there by now"))
     (about,) = [entry.about for entry in Ledger(fresh).history() if entry.kind == "data"]
     assert about.besides == (book(place)._store.id,)
+    said = "another ledger's account of these records (--new-ledger): its ε adds up"
     for ledger in (again, Ledger(fresh)):  # "spent" is not all that was spent on these people
         (spent,) = ledger.spent(data_id(ledger, path=str(place / "other.csv")))
-        assert spent.not_covered == "another ledger's account of these records (--new-ledger): its ε adds up"
+        assert spent.not_covered == said
+    (spent,) = book(place).spent(book(place).datasets()[0])  # nor in the first one
+    assert spent.not_covered.endswith(said)
 
 
 def test_of_two_ledgers_that_meet_records_at_once_one_comes_second(place, monkeypatch):

@@ -180,7 +180,7 @@ class Book:
             dataset = self._same[dataset]
         return dataset
 
-    def _alike(self, dataset: str) -> set[str]:
+    def alike(self, dataset: str) -> set[str]:
         """The data sets that have one account with this one."""
         return {dataset, *(each for each, _ in self.sketches if self.root(each) == self.root(dataset))}
 
@@ -231,7 +231,7 @@ class Book:
         for same in about.same:
             self._join(self.root(dataset), self.root(same))
         for other in about.other:  # the word is on what either account holds by now, not on what joins it later
-            both = self._alike(dataset), self._alike(other)
+            both = self.alike(dataset), self.alike(other)
             self._other |= {frozenset(pair) for pair in itertools.product(*both)}
         if about.file:
             self.files.setdefault(dataset, about.file)
@@ -422,12 +422,12 @@ class Book:
         )
         return total.delta(max(terms.epsilon, self.epsilon(account, terms))) if any(total) else 0.0
 
-    def not_covered(self, dataset: str, client: str, account: Account, terms: Budget) -> str:
+    def not_covered(self, dataset: str, client: str, account: Account, terms: Budget, *, besides: bool) -> str:
         """What else was spent elsewhere, and why ε does not hold for what was chosen by results."""
         gaps = [self._chosen(dataset, client, account, terms)]
         if any(SEED in run_name(run) for run in account.order):
             gaps.append("noise from a seed: whoever knows the seed can subtract it")
-        if self.root(dataset) in map(self.root, self._besides):
+        if besides or self.root(dataset) in map(self.root, self._besides):
             gaps.append("another ledger's account of these records (--new-ledger): its ε adds up")
         return "; ".join(gap for gap in gaps if gap)
 
