@@ -680,6 +680,15 @@ def test_pictures_that_were_charged_are_no_test_records(place):
             continue
         with pytest.raises(SpecError, match=r"test\.npz' is declared public, but it and own\.npz.* share 40%"):
             train(place, place / "own.npz", values=values)
+    few = np.eye(100)[rng.integers(0, 10, (260, 3)) + np.arange(0, 30, 10)].sum(
+        axis=1
+    )  # 100 columns that say little
+    for name, part in (("charged", slice(0, 200)), ("open", slice(200, 260))):
+        np.savez(place / f"{name}.npz", x=few[part], y=y[:260][part])
+    train(place, place / "charged.npz", values={"data.label": ""})
+    (chance,) = known_records(hash_records(place / "open.npz"))
+    assert 0.01 < chance.shared.share < 0.5
+    train(place, place / "open.npz", values={"data.label": "", "data.public": True})
 
 
 def test_test_arrays_beside_the_others_are_not_charged_ones(place):
