@@ -434,13 +434,13 @@ class Book:
     def _chosen(self, dataset: str, client: str, account: Account, terms: Budget) -> str:
         """Why ε does not hold for rounds and runs that were chosen after looking at earlier results."""
         blocks = self._blocks(account, terms)
+        if len(blocks) > 1 and _share_noise(map(run_name, account.order)):  # the gravest
+            return "runs with one seed: they share their noise, and their difference has none"
         gaussian = all(self._is_gaussian(block, terms) for block in blocks)
         if len(account.owners) > len(set(account.owners)) and not gaussian:
             return "rounds that were repeated with fresh noise because of an earlier result, not a kill (R10)"
         if len(blocks) < 2:
             return ""
-        if _share_noise(map(run_name, account.order)):
-            return "runs with one seed: they share their noise, and their difference has none"
         if self.root(dataset) in self._late:
             return "a budget that was set or raised, or data sets that were joined, after the first run (R10)"
         unregistered = set(account.owners) - account.plans.keys()
