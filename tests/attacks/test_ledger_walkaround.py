@@ -22,7 +22,8 @@ from dither.data import hash_records
 from dither.errors import BudgetExhausted, ConfigError, DitherError, SpecError
 from dither.experiment.build import build_experiment, origin
 from dither.experiment.folder import RunFolder
-from dither.experiment.train import resume, spending
+from dither.experiment.plan import records
+from dither.experiment.train import check_public, resume, spending
 from dither.federation.server import load_evaluation_data
 from dither.spec import Spec
 
@@ -351,6 +352,28 @@ def test_other_peoples_records_need_the_owners_word(place):
         train(place, place / "again.csv")
 
 
+def test_the_owners_word_is_not_on_what_joins_an_account_later(place):
+    """Two tables of other people share some rows. One table of all of them was charged to one of the accounts; the
+    other one's people were in it for nothing."""
+    other = pd.concat([people(seed=5), people()[:20]])
+    other.to_csv(place / "other.csv", index=False)
+    assert invoke("budget", "other", place / "other.csv", place / "people.csv", "--yes").exit_code == 0
+    train(place, place / "other.csv")
+    pd.concat([people(), people(seed=5)]).to_csv(place / "both.csv", index=False)
+    with pytest.raises(DitherError) as refused:
+        train(place, place / "both.csv")
+    (first,) = re.findall(r"dither budget same both.csv (\w+)", str(refused.value))
+    assert invoke("budget", "same", place / "both.csv", first).exit_code == 0
+    with pytest.raises(DitherError, match=r"both\.csv' and data set .* share 100% of the smaller") as refused:
+        train(place, place / "both.csv")
+    (second,) = re.findall(r"dither budget same both.csv (\w+)", str(refused.value))
+    assert second != first
+    assert invoke("budget", "same", place / "both.csv", second).exit_code == 0
+    train(place, place / "both.csv")
+    (dataset,) = book(place).datasets()
+    assert len(book(place).spent(dataset, EVERY_RECORD)[0].runs) == 3
+
+
 def test_two_data_sets_with_budgets_become_one_with_the_stricter(place):
     people(seed=5).to_csv(place / "new.csv", index=False)
     ledger = book(place)
@@ -369,14 +392,17 @@ def test_a_second_account_in_another_ledger_is_recorded(place):
     shuffled_rows(people(), place / "other")
     with pytest.raises(DitherError, match=r"people\.csv in another ledger.* share 100% of the smaller"):
         train(place, place / "other.csv", ledger=fresh)
-    train(place, place / "other.csv", ledger=fresh, new_ledger=True)
+    train(place, place / "other.csv", ledger=fresh, new_ledger=True, values={"randomness": "os"})
     again = Ledger(fresh)
     again.identify(data_id(again, path=str(place / "other.csv")), lambda: pytest.fail("known there by now"))
     (about,) = [entry.about for entry in Ledger(fresh).history() if entry.kind == "data"]
     assert about.besides == (book(place)._store.id,)
+    said = "another ledger's account of these records (--new-ledger): its ε adds up"
     for ledger in (again, Ledger(fresh)):  # "spent" is not all that was spent on these people
         (spent,) = ledger.spent(data_id(ledger, path=str(place / "other.csv")))
-        assert spent.not_covered == "another ledger's account of these records (--new-ledger): its ε adds up"
+        assert spent.not_covered == said
+    (spent,) = book(place).spent(book(place).datasets()[0])  # nor in the first one
+    assert spent.not_covered.endswith(said)
 
 
 def test_of_two_ledgers_that_meet_records_at_once_one_comes_second(place, monkeypatch):
@@ -595,6 +621,76 @@ def test_a_run_is_not_scored_on_its_own_training_records(place, count):
     assert train(place, place / "new.csv", values=values).test_accuracy is not None
 
 
+@pytest.mark.parametrize("kind", ["csv", "npz"])
+def test_test_records_are_the_ones_that_were_read(place, kind):
+    """Another file lay at their path when they were compared with charged records."""
+    values = {"data.label": ""} if kind == "npz" else {}
+
+    def write(name, seed):
+        path, table = place / f"{name}.{kind}", people(seed=seed)
+        if kind == "csv":
+            table.to_csv(path, index=False)
+        else:
+            np.savez(
+                path, x=table[["age", "weight", "height"]].to_numpy(float), y=(table.sick == "yes").astype(int)
+            )
+        return path
+
+    train(place, write("charged", 3), values=values)
+    values |= {"data.test_path": str(write("test", 3)), "data.test_public": True}
+    experiment = build_experiment(spec_of(write("new", 1), **values))
+    write("test", 7)
+    with pytest.raises(SpecError, match="declared public"):
+        check_public(experiment)
+
+
+def test_what_a_server_or_a_plan_reads_is_what_is_compared(place, monkeypatch):
+    """Charged records came to lie there after the comparison."""
+    people(seed=1).to_csv(place / "other.csv", index=False)
+    dither.data.draft(place / "other.csv", "sick").schema.save(place / "schema.toml")
+    path, values = str(place / "other.csv"), {"data.label": "sick"}
+
+    def swapped(read):
+        def late(*given, **options):
+            people().to_csv(path, index=False)
+            return read(*given, **options)
+
+        return late
+
+    monkeypatch.setattr(dither.data, "read_table", swapped(dither.data.read_table))
+    given = {"data.test_path": path, "data.test_public": True, "data.schema": str(place / "schema.toml")}
+    with pytest.raises(SpecError, match="declared public"):
+        load_evaluation_data(spec_of(place / "new.csv", **given, **{"data.label": ""}))
+    people(seed=1).to_csv(path, index=False)
+    monkeypatch.setattr(records, "load_data", swapped(records.load_data))
+    with pytest.raises(SpecError, match="declared public"):
+        dither.plan("cpfed", epsilon=1.0, proxy=path, records=100, values=values)
+
+
+def test_pictures_that_were_charged_are_no_test_records(place):
+    """Records of many features have no parts that are compared: two fifths of a test set could be charged ones."""
+    rng = np.random.default_rng(3)
+    x, y = rng.integers(0, 256, (500, 400)), rng.integers(0, 2, 500)
+    np.savez(place / "own.npz", x=x[:200], y=y[:200])
+    values = {"data.label": "", "data.test_path": str(place / "test.npz"), "data.test_public": True}
+    for first in (120, 200):
+        np.savez(place / "test.npz", x=x[first : first + 200], y=y[first : first + 200])
+        if first == 200:
+            assert train(place, place / "own.npz", values=values).test_accuracy is not None
+            continue
+        with pytest.raises(SpecError, match=r"test\.npz' is declared public, but it and own\.npz.* share 40%"):
+            train(place, place / "own.npz", values=values)
+    few = np.eye(100)[rng.integers(0, 10, (260, 3)) + np.arange(0, 30, 10)].sum(
+        axis=1
+    )  # 100 columns that say little
+    for name, part in (("charged", slice(0, 200)), ("open", slice(200, 260))):
+        np.savez(place / f"{name}.npz", x=few[part], y=y[:260][part])
+    train(place, place / "charged.npz", values={"data.label": ""})
+    (chance,) = known_records(hash_records(place / "open.npz"))
+    assert 0.01 < chance.shared.share < 0.5
+    train(place, place / "open.npz", values={"data.label": "", "data.public": True})
+
+
 def test_test_arrays_beside_the_others_are_not_charged_ones(place):
     """A file of arrays that was dealt out anew: what the first run trained on was the second one's test part."""
     rng = np.random.default_rng(3)
@@ -617,9 +713,16 @@ def test_test_arrays_are_not_the_training_arrays_of_the_same_file(place):
     x, y = rng.normal(0, 1, (300, 3)), rng.integers(0, 2, 300)
     values = {"data.label": "", "data.test_public": True}
     np.savez(place / "one.npz", x_train=x, y_train=y, x_test=x[50:150], y_test=y[50:150])
-    with pytest.raises(SpecError, match=r"x_test of '.*one\.npz' public, but 100% of it is among its training"):
+    with pytest.raises(SpecError, match=r"x_test of '.*one\.npz' public, but it and the training .* share 100%"):
         train(place, place / "one.npz", values=values)
-    np.savez(place / "one.npz", x_train=x[:200], y_train=y[:200], x_test=x[190:], y_test=y[190:])
+    np.savez(place / "one.npz", x_train=x[:200], y_train=y[:200], x_test=x[160:], y_test=y[160:])
+    with pytest.raises(SpecError, match=r"but it and the training records share 28\.6%"):
+        train(place, place / "one.npz", values=values)
+    x = rng.integers(0, 30, (300, 2))  # equal by chance
+    np.savez(place / "one.npz", x_train=x[:200], y_train=y[:200], x_test=x[260:], y_test=y[260:])
+    assert train(place, place / "one.npz", values=values).test_accuracy is not None
+    x = rng.normal(5, 1, (300, 3))
+    np.savez(place / "one.npz", x=np.tile(x, (2, 1)), y=np.tile(y, 2))  # a share of the rows, held out by Dither
     assert train(place, place / "one.npz", values=values).test_accuracy is not None
 
 
@@ -677,3 +780,4 @@ def test_one_seeded_run_in_two_folders_is_not_labelled(place):
     (spent,) = book(place).spent(dataset, EVERY_RECORD)
     assert len(spent.runs) == 4
     assert "one seed" not in spent.not_covered
+    assert "noise from a seed: whoever knows the seed can subtract it" in spent.not_covered  # it is in spec.toml

@@ -138,6 +138,8 @@ def test_a_folder_put_back_from_a_copy_reports_what_was_released_meanwhile(tmp_p
     assert proven(after.summary)["zero-out"] == pytest.approx(spent.epsilon, rel=1e-12)
     assert spent.epsilon > proven(before.summary)["zero-out"]
     assert (before.repeated_rounds, after.repeated_rounds) == (0, 2)
+    again = account(folder, every_recipe=True)  # computed anew: by the copy's own word alone it was smaller
+    assert proven({"epsilon": again.to_dict()}) == proven(after.summary)
 
 
 @pytest.mark.parametrize("more", [1.0001, pytest.param(1.1, marks=pytest.mark.slow)])

@@ -71,6 +71,16 @@ def test_a_run_keeps_what_its_audit_found(tmp_path):
     assert "attacked" in shown.output
 
 
+def test_what_is_found_in_own_records_is_not_put_into_a_copy_of_what_is_released(tmp_path):
+    """Other users of the machine could read it there, and the copy was then a damaged run."""
+    spec = dither.Spec.from_toml(SPEC.format(method="cpfed")).with_values({"data.name": "", "data.path": "x.npz"})
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "spec.toml").write_text(spec.to_toml())
+    result = invoke(tmp_path / "copy")
+    assert "is a copy without local/" in str(result.exception)
+    assert not (tmp_path / "copy" / "local").exists()
+
+
 def test_one_function_audits():
     from dither import auditing
 

@@ -253,10 +253,20 @@ def test_the_public_part_of_own_files_follows_from_their_rows_alone(tmp_path, se
     arrays = {"seed": seed}
 
     def shown(dataset, part):
-        rows = data.public_part(dataset, part, 0.2).x_train[:, 0].astype(int).tolist()
+        taken = data.public_part(dataset, part, 0.2)
+        rows, tested = (x[:, 0].astype(int).tolist() for x in (taken.x_train, taken.x_test))
         assert len(rows) == len(set(rows))
+        if (
+            part == "public"
+        ):  # where a share of the records is declared public, scores were of all that is held out
+            held_out = set(dataset.x_test[:, 0].astype(int).tolist())
+            assert set(tested) == held_out & (of_both if dataset.sources else public)
+            assert len(taken.y_test) == len(tested)
+        else:
+            assert len(tested) == len(dataset.y_test)
         return set(rows)
 
+    of_both = {row for row in public if row < 1000} | {1000 + row for row in public if row < 500}
     for path, how in (("a.csv", options), ("longer.csv", options), ("a.npz", arrays), ("both.npz", arrays)):
         dataset = data.load(path=tmp_path / path, **how)
         for each in (dataset, data.pool(dataset)):
@@ -264,7 +274,8 @@ def test_the_public_part_of_own_files_follows_from_their_rows_alone(tmp_path, se
             assert not shown(each, "private") & public
             assert len(shown(each, "public") | shown(each, "private")) == len(each.y_train)
     several = data.load(path=[tmp_path / "a.csv", tmp_path / "b.csv"], **options)
-    of_both = {row for row in public if row < 1000} | {1000 + row for row in public if row < 500}
+    given = data.load(path=tmp_path / "a.csv", test_path=tmp_path / "b.csv", **options)
+    assert len(data.public_part(given, "public", 0.2).y_test) == 500
     for each in (several, data.pool(several)):
         assert shown(each, "public") <= of_both
         assert not shown(each, "private") & of_both

@@ -1,9 +1,12 @@
 """Tests of `dither.account` and of how results show themselves."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import dither
+from dither import data
+from dither.accounting.ledger import Ledger
 from dither.experiment import build
 from dither.experiment.report import Overview
 
@@ -96,3 +99,34 @@ def test_an_interrupted_run_of_a_method_that_stops_early_is_accounted(tmp_path):
     assert build.planned_rounds(experiment) == 4
     again = experiment.proven_epsilon(begun=[(0, 2), (0, 4)])  # without a checkpoint all is made again
     assert dither.account(tmp_path / "run").epsilon.proven().value == again > experiment.proven_epsilon()
+
+
+def test_every_bound_is_listed_beside_all_that_was_spent(tmp_path):
+    """Rounds that a kill undid, and other charges, were left out of what came to everything together."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"age": rng.integers(20, 90, 200), "sick": rng.choice(["no", "yes"], 200)})
+    table.to_csv(tmp_path / "own.csv", index=False)
+    label, age = data.Label("sick", ("no", "yes")), data.Numeric.with_bounds("age", (0.0, 100.0), "private")
+    schema = data.Schema(label, (age,), privacy=data.schema.SchemaPrivacy(0.5, 1e-6))
+    schema.save(tmp_path / "schema.toml")
+    values = {
+        **VALUES, "data.name": "", "data.path": str(tmp_path / "own.csv"), "batch_size": 8, "eval_every": 1,
+        "data.schema": str(tmp_path / "schema.toml"), "privacy.noise": "proven", "privacy.epsilon": 1.0,
+    }  # fmt: skip
+    book = Ledger(tmp_path / "ledger.sqlite")
+    options = {"ledger": book.path, "checkpoint_seconds": 1e9}
+
+    def killed(row):
+        if row["round"] == 3:
+            raise RuntimeError("killed")
+
+    spec = dither.Spec.from_any("cpfed").with_values(values)
+    with pytest.raises(RuntimeError, match="killed"):
+        dither.run(spec, out=tmp_path / "run", on_evaluation=killed, **options)
+    run = dither.run(spec, resume=tmp_path / "run", **options)
+    assert run.repeated_rounds == 3
+    plain = dither.account(run.folder).split
+    assert dither.account(run.folder, every_recipe=True).split == plain
+    assert plain[-1].epsilon > 1.01
+    moved = dither.account(run.folder, every_recipe=True, ledger=tmp_path / "gone.sqlite").split
+    assert moved[-1].epsilon > 0.5 + plain[-1].epsilon - 0.01

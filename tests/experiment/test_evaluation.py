@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from dither.accounting.ledger import Ledger
 from dither.cli import app
-from dither.experiment import evaluation, private_schema, statistics, train
+from dither.experiment import counting, evaluation, private_schema, statistics, train
 from dither.experiment.counting import Counting
 from dither.experiment.evaluation import PrivateScores
 from dither.experiment.statistics import Estimate
@@ -215,6 +215,29 @@ def test_a_blank_is_counted_nowhere(classes):
         counter.records = 2
         counters.append(evaluation.private_scores(counter, range(classes), (0.0, 1.0), 1.0, 1e-5).model)
     assert counters[0] == counters[1]
+
+
+@pytest.mark.parametrize("classes", [0, 2, 3])
+def test_a_blank_moves_no_count_that_a_server_sees(classes):
+    """Of a record and a blank in its place, a party's answers were √2 as far apart as its noise allows for."""
+    outputs = np.ones((2, 3)) if classes == 3 else np.ones(2)
+    tables = [
+        counting.Columns(evaluation.score_columns(outputs, np.array([1, truth]), "classification", classes))
+        for truth in (0, -1)
+    ]
+    asked = []
+
+    class Asked(Counting):
+        def total(self, question):
+            asked.append(question)
+            return super().total(question)
+
+    counter = Asked([tables[0].table], 1.0, 1e-5, seeded(0), lists_names=False)
+    evaluation.private_scores(counter, range(classes), (0.0, 1.0), 1.0, 1e-5)
+    for question in asked:
+        with_it, blanked = (counting._COUNTERS[question.kind](question, table) for table in tables)
+        assert np.sum((with_it - blanked).astype(float) ** 2) <= question.touched
+    assert len(asked) > 1 or not classes
 
 
 def test_the_command(tmp_path):

@@ -245,6 +245,7 @@ def test_every_file_is_charged_before_the_first_look(tmp_path):
     }
     report = account(_chosen(spec))
     assert [part.what for part in report.split] == ["schema", "training", "everything together"]
+    assert report.split[-1].not_covered == ("what else was charged for these records",)
     schema, training, together = (part.epsilon for part in report.split)
     assert max(schema, training) < together < schema + training
     parts = account(_chosen({**spec, "privacy.adjacency": "replace-one"})).split

@@ -2,12 +2,13 @@
 
 import errno
 import json
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from dither.accounting.ledger import Ledger
-from dither.cli import app
+from dither.cli import app, runs
 from dither.data import Schema
 from dither.errors import BudgetExhausted, DataError, SpecError
 from dither.experiment import evaluation, start
@@ -15,6 +16,7 @@ from dither.experiment import folder as folders
 from dither.experiment.account import account
 from dither.experiment.evaluation import PrivateScores
 from dither.experiment.private_schema import Wanted
+from dither.experiment.report import TOGETHER, SpentPart
 from dither.experiment.statement import statement
 from dither.experiment.statistics import Estimate
 from dither.spec import Spec
@@ -93,6 +95,19 @@ def test_scores_that_let_one_doubt_the_features_are_named(auc, said):
     project = start.Project(None, None, scores, (), {})
     assert project.doubt.startswith(said)
     assert bool(project.doubt) == bool(said)
+
+
+def test_one_epsilon_does_not_cover_what_another_ledger_was_charged(tmp_path, capsys):
+    """With --new-ledger it was said to cover all of it."""
+    split = SpentPart("training", 0.9, 1e-5), SpentPart(TOGETHER, 1.0, 1e-5, "", ("another ledger's account",))
+    scores = PrivateScores({}, {}, (), 500, 0.2, 1e-5)
+    report = SimpleNamespace(epsilon=SimpleNamespace(main=[]))
+    runs._print_project(start.Project(tmp_path, report, scores, split, {}))
+    said = capsys.readouterr().out
+    assert "covers all of it, except the following\nnot covered: another ledger's account\n" in said
+    split = split[0], split[1]._replace(not_covered=())
+    runs._print_project(start.Project(tmp_path, report, scores, split, {}))
+    assert "covers all of it\n" in capsys.readouterr().out
 
 
 def test_the_header_proposes_a_label(folder, tmp_path):

@@ -15,7 +15,8 @@ from dither.accounting.ledger.runs import EVERY_RECORD
 from dither.data import Label, Numeric, Schema
 from dither.data.schema import SchemaPrivacy
 from dither.errors import SpecError
-from dither.experiment.account import spent_parts
+from dither.experiment.account import NOT_HERE, spent_parts
+from dither.experiment.folder import RunFolder
 from dither.experiment.report import TOGETHER, LedgerCharge, SpentPart
 from dither.experiment.statement import guesses_right, statement, true_positives
 from dither.types import Release, Sampling, epsilon_text
@@ -52,14 +53,23 @@ def test_the_statement_gives_the_proven_value_of_the_specs_adversary(report):  #
     assert "noise comes from a seed" not in statement(replace(report, randomness="os")).to_markdown()
 
 
+def charge_of(report):  # noqa: F811
+    """What a ledger calls a run."""
+    return f"{RunFolder(report.folder).run_id()}-digest"
+
+
 def test_a_ledger_that_knows_nothing_of_the_run_says_nothing_of_it(report, tmp_path):  # noqa: F811
-    """Where another ledger lies at the same place, or was named by mistake, all runs came to ε = 0, in 0 runs."""
+    """Where another ledger lies at the same place, or was named by mistake, all runs came to ε = 0, in 0 runs.
+    One that was put back from an old copy knows other runs on these records, and was taken for all."""
     for name in ("own", "other"):
         Ledger(tmp_path / name)
     ledger = Ledger(tmp_path / "own")
-    ledger.charge("run", "table", [Charge(EVERY_RECORD, [])], rounds=(0, 1))
+    ledger.charge("before", "table", [Charge(EVERY_RECORD, [])], rounds=(0, 1))
+    old = replace(report, ledger=LedgerCharge(str(ledger.path), "table"))
+    assert "The ledger own has no charge for this run" in statement(old).to_markdown()
+    ledger.charge(charge_of(report), "table", [Charge(EVERY_RECORD, [])], rounds=(0, 1))
     charged = replace(report, ledger=LedgerCharge(str(ledger.path), "table"))
-    assert "| table | 1 | 0 |" in statement(charged).to_markdown()
+    assert "| table | 2 | 0 |" in statement(charged).to_markdown()
     moved = replace(charged, ledger=LedgerCharge(str(tmp_path / "other"), "table"))
     for text in (statement(moved).to_markdown(), statement(charged, ledger=tmp_path / "other").to_markdown()):
         assert "The ledger other has no charge for this run; `--ledger FILE` names the one" in text
@@ -84,6 +94,7 @@ def test_a_private_schema_counts_where_the_ledger_is_not(report, tmp_path):  # n
     assert [part.epsilon for part in parts] == pytest.approx([0.5, 2.0], abs=1e-3)
     assert (both.epsilon, both.delta) == pytest.approx((2.5, 1.1e-5), abs=1e-3)
     assert both.terms.endswith("zero-out")
+    assert both.not_covered == (NOT_HERE,)
     other = Ledger(tmp_path / "other.sqlite")  # where that ledger was, of other records
     other.set_budget("else", Budget(9.0, 1e-5))
     unknown = replace(run, ledger=LedgerCharge(str(other.path), "table"))
@@ -106,7 +117,7 @@ def test_what_was_spent_in_all_is_at_the_terms_of_the_run(report, tmp_path):  # 
     of a run of 1.8 gave 1.6, without a word on what it was for, nor on what the filter over runs leaves open."""
     ledger, sampling = Ledger(tmp_path / "ledger.sqlite"), Sampling("poisson", 0.1, "zero-out")
     noisy = (Release("uplink", 2.0, 1.0, 20, sampling, "test"),)
-    for run in ("first", "second"):  # neither registers
+    for run in ("first", charge_of(report)):  # neither registers
         ledger.charge(run, "table", [Charge(EVERY_RECORD, [(noisy, 1)])], rounds=(0, 1))
     ledger.set_budget("table", Budget(9.0, 1e-5))
     row = replace(report.epsilon.main[0], adjacency="replace-one", value=1.8)

@@ -52,6 +52,10 @@ def test_every_change_changes_the_digest():
         ({"model.hidden": [3, -1]}, "model.hidden"),
         ({"data.partition": "idd"}, "'idd' is not one of 'iid'"),
         ({"data.path": "x.csv"}, "needs data.label"),
+        (
+            {"data.path": "x.npz", "data.public": True, "data.part": "private", "data.public_fraction": 0.2},
+            "data.part='private' are records that are not public",
+        ),
         ({"num_clients": 0}, "num_clients=0 is for data.partition='column' or 'files'"),
         ({"data.partition": "column"}, "needs data.column"),
         ({"seed": -1}, "seed=-1 must be at least 0"),

@@ -235,7 +235,7 @@ def test_a_ledger_named_by_a_run_is_never_opened(runs, tmp_path):
 
 
 def test_budget_left_by_the_page_own_ledger(runs, tmp_path):
-    from dither.accounting.ledger.runs import Budget, Ledger, data_id
+    from dither.accounting.ledger.runs import EVERY_RECORD, Budget, Charge, Ledger, data_id
 
     book = Ledger(tmp_path / "ours.sqlite")
     dataset = data_id(book, name="adult")
@@ -244,6 +244,9 @@ def test_budget_left_by_the_page_own_ledger(runs, tmp_path):
     found = {row["id"]: row for row in visitor(create_app(runs, ledger=book.path)).get("/api/runs").json()["rows"]}
     assert found["charged"]["budget"] == {"budget": 3.0, "spent": 0.0, "left": 3.0, "data": "this data set"}
     assert found["one"]["budget"] is None
+    book.charge("ab-cd-seed:ef", dataset, [Charge(EVERY_RECORD, [])], rounds=(0, 1))
+    found = {row["id"]: row for row in visitor(create_app(runs, ledger=book.path)).get("/api/runs").json()["rows"]}
+    assert found["charged"]["budget"]["data"].startswith("this data set; not covered: noise from a seed")
 
 
 def test_of_several_files_the_page_shows_the_budget_with_the_least_left(runs, tmp_path):

@@ -193,11 +193,15 @@ def audit(
         raise SpecError("nothing to attack: give a method, a spec or a run folder, or --fuzz N")
     from dither import auditing
     from dither.auditing import report as pictures
-    from dither.experiment.folder import cache_folder
+    from dither.experiment.folder import RunFolder, cache_folder
 
     common.check_folder(out or Path())
     folder = Path(what)
     is_run = (folder / "spec.toml").is_file()
+    if is_run and not (out or settings or (folder / "local").is_dir()) and RunFolder(folder).spec().data.path:
+        raise SpecError(
+            f"{str(folder)!r} is a copy without local/, where what is found in own records belongs; give --out"
+        )
 
     def say(row: AuditRow) -> None:
         attacked = epsilon_text(row.attacked.value, "down")

@@ -326,7 +326,7 @@ def _print_project(done: Project) -> None:
     if done.doubt:
         typer.echo(done.doubt)
     print_split(done.split)
-    gaps = uncovered(done.report.epsilon.main)
+    gaps = list(dict.fromkeys([*uncovered(done.report.epsilon.main), *done.epsilon.not_covered]))
     covers = "covers all of it" if not gaps else "covers all of it, except the following"
     typer.echo(f"one ε = {epsilon_text(done.epsilon.epsilon, digits=4)} at δ = {done.epsilon.delta:.5g} {covers}")
     for text in gaps:

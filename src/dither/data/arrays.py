@@ -115,6 +115,8 @@ def load_npz(path: StrPath, options: LoadOptions = LoadOptions()) -> Dataset:
     hashes = _hash_npz(arrays, path.name)
     if test is not None and not options.test_path:
         dataset = dataset._replace(test_rows=np.arange(hashes.whole.shape[1])[-len(test.y) :])
+    elif test is not None:
+        dataset = dataset._replace(test_hashes=hash_arrays(test.x, test.y))
     return dataset._replace(record_hashes=hashes)
 
 

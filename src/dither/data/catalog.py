@@ -390,7 +390,8 @@ def _load_tables(
         dataset = dataset._replace(
             record_hashes=only.record_hashes, ledger_digest=only.digest, content=only.content
         )
-    return dataset._replace(notes=(*dataset.notes, *notes))
+    hashes = None if test is None else hash_table(test)
+    return dataset._replace(notes=(*dataset.notes, *notes), test_hashes=hashes)
 
 
 def _not_streamable(what: str) -> DataError:

@@ -258,7 +258,7 @@ class Dataset(NamedTuple):
     sources: tuple[Source, ...] = ()
     content: str = ""  # SHA-256 of the one file's bytes, before it was read
     test_rows: np.ndarray | None = None  # rows of the one file that are held out of training
-    test_hashes: RecordHashes | None = None  # of test records in a folder, which `record_hashes` do not hold
+    test_hashes: RecordHashes | None = None  # of test records which `record_hashes` do not hold
 
     @property
     def streamed(self) -> bool:
@@ -310,7 +310,8 @@ def public_part(dataset: Dataset, part: str, fraction: float) -> Dataset:
 
     The part of a record depends on the number of its row in its file, never on a run's seed, on which records are
     held out, on rows that are appended, or on the record itself: for one fraction the two parts never share a row,
-    and a replaced record stays in its part. Test records are unchanged.
+    and a replaced record stays in its part. Of the rows of an own file that are held out, the public part has the
+    public ones; other test records are unchanged.
     """
     if part not in ("public", "private"):
         raise DataError(f"part={part!r} is not one of 'public', 'private'")
@@ -319,7 +320,15 @@ def public_part(dataset: Dataset, part: str, fraction: float) -> Dataset:
         is_public = np.zeros(total, dtype=bool)
         is_public[draws.permutation(total)[: round(fraction * total)]] = True
     else:
-        is_public = draws.random(int(numbers.max()) + 1)[numbers] < fraction
+        among = draws.random(int(numbers.max()) + 1)[numbers] < fraction
+        is_public, tested = among[:total], among[total:]
+        if part == "public" and len(tested) == len(dataset.y_test):
+            tests = dataset.groups_test
+            dataset = dataset._replace(
+                x_test=dataset.x_test[tested],
+                y_test=dataset.y_test[tested],
+                groups_test=None if tests is None else tests[tested],
+            )
     if is_public.all() or not is_public.any():
         raise DataError(
             f"public_fraction={fraction:g} of {total:,} training records leaves one of the parts empty; choose "
@@ -335,13 +344,13 @@ def public_part(dataset: Dataset, part: str, fraction: float) -> Dataset:
 
 
 def _rows_in_files(dataset: Dataset) -> np.ndarray | None:
-    """The number that each training record's row has in its file; None for a set of the catalogue."""
+    """The number that each record's row has in its file, held-out ones last; None for a set of the catalogue."""
     files = dataset.sources or ([dataset] if dataset.record_hashes is not None else [])
     hashes = [each.record_hashes.whole for each in files if each.record_hashes is not None]
     held_out = [np.zeros(0, np.int64) if each.test_rows is None else each.test_rows for each in files]
     kept = [np.setdiff1d(np.arange(each.shape[1]), out) for each, out in zip(hashes, held_out, strict=True)]
     # Where records were pooled, those that were held out come last.
-    return np.concatenate([*kept, *held_out])[: len(dataset.y_train)] if files else None
+    return np.concatenate([*kept, *held_out]) if files else None
 
 
 def stream(seed: int, purpose: str) -> np.random.Generator:

@@ -37,18 +37,21 @@ def file_digest(path: StrPath) -> str:
 
 class RecordHashes(NamedTuple):
     """The hashes of records: `whole` (uint64 [1 or 2, records]: columns in order, in any order), and of the parts
-    that tell them apart (`data.parts`), which are all of them or those whose hash begins with `zeros` zeros."""
+    that tell them apart (`data.parts`), which are all of them or those whose hash begins with `zeros` zeros.
+    `wide` records have too many columns for parts, and for two people's to be equal by chance."""
 
     whole: np.ndarray
     parts: np.ndarray
     zeros: int = 0
+    wide: bool = False
 
 
 def join_hashes(hashes: Sequence[RecordHashes]) -> RecordHashes:
     """The hashes of all records."""
     zeros = max(each.zeros for each in hashes)
     parts = np.unique(np.concatenate([each.parts for each in hashes]))
-    return RecordHashes(np.concatenate([each.whole for each in hashes], axis=1), sample(parts, zeros), zeros)
+    whole, wide = np.concatenate([each.whole for each in hashes], axis=1), any(each.wide for each in hashes)
+    return RecordHashes(whole, sample(parts, zeros), zeros, wide)
 
 
 def hash_table(frame: pd.DataFrame) -> RecordHashes:
@@ -112,7 +115,7 @@ class RecordHasher:
         whole: np.ndarray = np.concatenate(self._blocks, axis=1)
         zeros = max((parts.zeros for parts in self._parts), default=0)
         found = [np.zeros(0, np.uint64), *(parts.distinctive() for parts in self._parts)]
-        return RecordHashes(whole, sample(np.concatenate(found), zeros), zeros)
+        return RecordHashes(whole, sample(np.concatenate(found), zeros), zeros, wide=not self._parts)
 
 
 def _codes(column: pd.Series) -> np.ndarray:

@@ -67,6 +67,8 @@ class PrivacyReport(Overview):
 
 
 _PARTS = ("schema", "statistics", "evaluation")
+_ELSE = "what else was charged for these records"
+NOT_HERE = f"{_ELSE}: the ledger is not here"
 
 
 def spent_parts(report: Report, ledger: str | Path | None = None) -> tuple[SpentPart, ...]:
@@ -98,7 +100,8 @@ def _schema_and_run(report: Report) -> tuple[SpentPart, ...]:
     row = report.epsilon.proven()
     schema = _schema_part(report.schema.privacy, row.view, row.adjacency)
     words = f"{SHORT_VIEWS[row.view]}, {row.adjacency}"
-    both = SpentPart(TOGETHER, schema.epsilon + row.value, schema.delta + row.delta, words)
+    gaps = (NOT_HERE,) if report.ledger else ()
+    both = SpentPart(TOGETHER, schema.epsilon + row.value, schema.delta + row.delta, words, gaps)
     return schema, SpentPart("training", row.value, row.delta), both
 
 
@@ -121,14 +124,15 @@ def charged_ledger(report: Report, ledger: str | Path | None = None) -> Ledger |
 
 def charged_accounts(report: Report, book: Ledger) -> list[tuple[str, Spent]]:
     """The data sets that a run was charged to, one for each file, and what was spent on each, in its terms; none
-    if this ledger has no charge for one of them."""
-    row = report.epsilon.main[0]
+    if this ledger (an old copy, or another one) has no charge for this very run."""
+    row, made = report.epsilon.main[0], RunFolder(report.folder).read_json("provenance.json") or {}
     accounts = [
         (dataset, spent)
         for dataset in (report.ledger.dataset.split(", ") if report.ledger else ())
         for spent in book.spent(dataset, EVERY_RECORD, delta=row.delta, view=row.view, adjacency=row.adjacency)
     ]
-    return accounts if all(spent.runs for _, spent in accounts) else []
+    known = (any(name.startswith(str(made.get("run", ""))) for name in spent.runs) for _, spent in accounts)
+    return accounts if all(known) else []
 
 
 def with_counts(
@@ -159,7 +163,7 @@ def _with_schema(experiment: Experiment) -> tuple[SpentPart, ...]:
     return (
         _schema_part(privacy, terms.view, terms.adjacency),
         SpentPart("training", accountant.epsilon(), terms.delta),
-        SpentPart(TOGETHER, *together),
+        SpentPart(TOGETHER, *together, not_covered=(_ELSE,)),
     )
 
 
@@ -190,8 +194,10 @@ def account(
         return _remembered(spec, data_dir, lambda: _compute(spec, data_dir))
     as_run = None if values else folder
     report = _compute(spec, data_dir, as_run, finished, every_recipe=every_recipe, ex_ante=ex_ante)
-    attacked = finished.epsilon.attacked if finished is not None and as_run is not None else ()
-    return replace(report, epsilon=replace(report.epsilon, attacked=attacked))
+    if finished is None or as_run is None:
+        return report
+    attacked, split = finished.epsilon.attacked, spent_parts(finished, ledger)
+    return replace(report, epsilon=replace(report.epsilon, attacked=attacked), split=split)
 
 
 def _compute(
@@ -224,7 +230,7 @@ def _compute(
         why=experiment.method.why,
         tried=tuple(accountant.tried()) if every_recipe else (),
         ex_ante=tuple(accountant.before_the_draw(experiment.prepared.cohort_size_at)) if ex_ante else (),
-        split=_with_schema(experiment),
+        split=_with_schema(released),
     )
 
 

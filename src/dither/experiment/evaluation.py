@@ -113,19 +113,19 @@ def scored_table(report: Report, path: str | Path, *, held_out: bool = False) ->
 
 def score_columns(outputs: np.ndarray, y: np.ndarray, task: str, num_classes: int) -> pd.DataFrame:
     """Of each record: a score (of two classes the log-odds of the second, of more the probability of the predicted
-    one), the predicted class and the true one; of a regression truth and error. A blank (a label below 0) has no
-    truth: it is counted outside the classes, where no score looks, or nowhere."""
+    one), the predicted class and the true one; of a regression truth and error. A blank (a label below 0) is
+    counted nowhere: outside the classes no score would look at it, but a server."""
     if not num_classes:
         predicted = np.clip(np.nan_to_num(np.asarray(models.predict(outputs, task), np.float64), nan=0.5), 0, 1)
         truth = np.where(y >= 0, np.clip(np.asarray(y, np.float64), 0.0, 1.0), np.nan)
         return pd.DataFrame({"error": np.abs(predicted - truth), "truth": truth})
     best = probabilities_of(outputs).argmax(axis=1)
+    told = pd.DataFrame({"predicted": np.where(y >= 0, best, np.nan), "truth": y})
     if num_classes == 2:
         odds = np.asarray(outputs if outputs.ndim == 1 else outputs[:, 1] - outputs[:, 0], np.float64)
-        return pd.DataFrame({"score": np.where(y >= 0, odds, np.nan), "predicted": best, "truth": y})
-    right = np.where(y >= 0, y == best, -1)
+        return told.assign(score=np.where(y >= 0, odds, np.nan))
     score = probabilities_of(outputs).max(axis=1)
-    return pd.DataFrame({"score": score, "predicted": best, "truth": y, "right": right})
+    return told.assign(score=np.where(y >= 0, score, np.nan), right=(y == best).astype(int))
 
 
 def _estimates(

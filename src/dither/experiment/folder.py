@@ -34,7 +34,7 @@ import shutil
 import tempfile
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import partial
@@ -201,6 +201,10 @@ class RunFolder:
         files = {name: digest for name, digest in state["files"].items() if name not in _OUTCOME}
         self._save_digests({"files": files, "begun": begun})
         (self.path / "summary.json").unlink(missing_ok=True)
+
+    def remember_begun(self, begun: Sequence[tuple[int, int]]) -> None:
+        """Take over what a ledger knows of the rounds that were begun, where this folder is an old copy."""
+        self._save_digests({**self.resumable_state(), "begun": [list(span) for span in begun]})
 
     def resumable_state(self) -> dict[str, Any]:
         """What digests.json holds; `RunExists` in a folder of an earlier version, which had none."""

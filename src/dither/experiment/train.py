@@ -22,6 +22,7 @@ import numpy as np
 from dither.accounting import ClientRange, ProvenRow
 from dither.accounting.ledger.book import SEED
 from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, client_name, data_id, rounds_in
+from dither.accounting.ledger.sketch import overlap
 from dither.data import RecordHashes, check_unchanged, hash_records
 from dither.data.hashing import hash_arrays
 from dither.errors import BudgetExhausted, ClientRefused, DitherError, RunExists, SpecError
@@ -264,11 +265,15 @@ def _check_test_records(experiment: Experiment) -> None:
     if spec.test_path or dataset.test_hashes is not None:
         build.refuse_charged(spec.test_path or spec.path, dataset.test_hashes)
     elif spec.path.endswith(".npz") and not spec.public and known is not None and held_out is not None:
-        shared = np.mean(np.isin(known.whole[0, held_out], np.delete(known.whole[0], held_out)))
-        if shared > 0.5:  # a few may be equal by chance
+        last = np.arange(known.whole.shape[1])[-len(held_out) :]  # else it is a share of the others
+        if not len(dataset.y_test) or not np.array_equal(held_out, last):
+            return
+        train = hash_arrays(dataset.x_train, dataset.y_train)
+        shared = overlap(hash_arrays(dataset.x_test, dataset.y_test), train)
+        if shared.share > 0.5 or shared.people:  # a few may be equal by chance
             raise SpecError(
-                f"data.test_public declares x_test of {spec.path!r} public, but {shared:.0%} of it is among its "
-                "training records; hold other records out"
+                f"data.test_public declares x_test of {spec.path!r} public, but it and the training records share "
+                f"{shared}; hold other records out"
             )
 
 
@@ -561,6 +566,9 @@ class _Recorder:
                     f"({checkpoint.data_digest[:12]}, now {digest[:12]}); restore the data, or start a new run"
                 )
             state, done = restore(state, checkpoint.leaves), checkpoint.round
+        made = [] if self.account is None or not self.fresh else self.account.stretches()
+        if rounds_in(made) > rounds_in(folder.begun()):
+            folder.remember_begun(made)
         folder.drop_metrics_after(done)
         rows = folder.metrics()
         self.seconds_before = float(rows[-1]["seconds"]) if rows else 0.0

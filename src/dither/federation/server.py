@@ -80,8 +80,9 @@ def load_evaluation_data(spec: Spec) -> data.Dataset:
     evaluation = without_records(schema, d.features, d.transform)
     if not d.test_path or not spec.scored:
         return evaluation
-    build.refuse_charged(d.test_path)  # every party is told the scores
-    encoded = schema.encode(data.read_table(d.test_path), d.encoding, d.features)
+    table = data.read_table(d.test_path)
+    build.refuse_charged(d.test_path, data.hash_table(table))  # every party is told the scores
+    encoded = schema.encode(table, d.encoding, d.features)
     if encoded.y is None:
         raise SpecError(f"data.test_path={d.test_path!r} has no labels")
     return evaluation._replace(x_test=data.transform(encoded.x, d.transform), y_test=encoded.y)

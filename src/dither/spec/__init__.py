@@ -646,6 +646,8 @@ def _check_data(spec: Spec) -> None:
         raise SpecError("give data.name (dither data list) or data.path")
     if spec.data.public and not spec.data.path:
         raise SpecError("data.public is for your own records (data.path); those of the catalogue are public")
+    if spec.data.public and spec.data.part == "private":
+        raise SpecError("data.part='private' are records that are not public, as data.public says; leave one out")
     if spec.data.test_path and spec.data.split != "given":
         raise SpecError(
             f"data.test_path with data.split={spec.data.split!r} would train on the test file; leave one out"

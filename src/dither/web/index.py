@@ -207,6 +207,7 @@ def _budget(path: Path, datasets: list[str]) -> dict[str, Any] | None:
                 (spent,) = ledger.spent(dataset, EVERY_RECORD)
                 left = max(budget.epsilon - spent.epsilon, 0.0)
                 name = ledger.called(dataset) if len(datasets) > 1 else "this data set"
+                name += f"; not covered: {spent.not_covered}" * bool(spent.not_covered)
                 budgets.append({"budget": budget.epsilon, "spent": spent.epsilon, "left": left, "data": name})
     except DitherError as error:
         return {"problem": str(error)}

@@ -16,6 +16,7 @@ from dither.accounting import accountant
 from dither.accounting.ledger.runs import Budget, Ledger
 from dither.errors import BudgetExhausted, RunExists, SpecError
 from dither.experiment import build, sweep
+from dither.experiment.account import NOT_HERE
 from dither.experiment.build import choose
 from dither.experiment.plan.records import synthetic_data
 from dither.experiment.report import LedgerCharge, SpentPart
@@ -289,6 +290,12 @@ def test_of_several_data_sets_the_one_that_spent_most_is_named(monkeypatch):
         "2 runs are about the same records: all that was charged for these comes to ε = 0.5 at"
         in (module._spent_note(specs[2:], None, None)[0])
     )
+    one = SpentPart("together", 0.7, 1e-5, "terms", (NOT_HERE,))  # with a private schema, or without
+    for split in ((), (one,)):
+        monkeypatch.setattr(module, "spent_parts", lambda report, ledger, split=split: split)
+        (said,) = module._spent_note(specs, None, None)
+        assert said.startswith("the ε of the 4 runs adds up")
+        assert "0.7" not in said
 
 
 @pytest.mark.slow

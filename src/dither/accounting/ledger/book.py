@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
@@ -179,6 +180,10 @@ class Book:
             dataset = self._same[dataset]
         return dataset
 
+    def alike(self, dataset: str) -> set[str]:
+        """The data sets that have one account with this one."""
+        return {dataset, *(each for each, _ in self.sketches if self.root(each) == self.root(dataset))}
+
     def known(self) -> set[str]:
         """Data sets that anything is said of."""
         return {*self.accounts, *(d for d, _ in self.budgets), *self._same, *self.files, *self.names.values()}
@@ -202,7 +207,7 @@ class Book:
         found: dict[str, Overlap] = {}
         for each, sketch in self.sketches:
             root = self.root(each)
-            apart = any({self.root(d) for d in pair} == {root, self.root(dataset)} for pair in self._other)
+            apart = frozenset((each, dataset)) in self._other
             if root != self.root(dataset) and not apart and (shared := scan.shared(sketch)).share:
                 found[root] = max(shared, found.get(root, shared))
         return sorted(((share, root) for root, share in found.items()), reverse=True)
@@ -225,7 +230,9 @@ class Book:
     def _learn(self, dataset: str, about: About) -> None:
         for same in about.same:
             self._join(self.root(dataset), self.root(same))
-        self._other |= {frozenset((dataset, other)) for other in about.other}
+        for other in about.other:  # the word is on what either account holds by now, not on what joins it later
+            both = self.alike(dataset), self.alike(other)
+            self._other |= {frozenset(pair) for pair in itertools.product(*both)}
         if about.file:
             self.files.setdefault(dataset, about.file)
         if about.name:
@@ -415,23 +422,25 @@ class Book:
         )
         return total.delta(max(terms.epsilon, self.epsilon(account, terms))) if any(total) else 0.0
 
-    def not_covered(self, dataset: str, client: str, account: Account, terms: Budget) -> str:
+    def not_covered(self, dataset: str, client: str, account: Account, terms: Budget, *, besides: bool) -> str:
         """What else was spent elsewhere, and why ε does not hold for what was chosen by results."""
         gaps = [self._chosen(dataset, client, account, terms)]
-        if self.root(dataset) in map(self.root, self._besides):
+        if any(SEED in run_name(run) for run in account.order):
+            gaps.append("noise from a seed: whoever knows the seed can subtract it")
+        if besides or self.root(dataset) in map(self.root, self._besides):
             gaps.append("another ledger's account of these records (--new-ledger): its ε adds up")
         return "; ".join(gap for gap in gaps if gap)
 
     def _chosen(self, dataset: str, client: str, account: Account, terms: Budget) -> str:
         """Why ε does not hold for rounds and runs that were chosen after looking at earlier results."""
         blocks = self._blocks(account, terms)
+        if len(blocks) > 1 and _share_noise(map(run_name, account.order)):  # the gravest
+            return "runs with one seed: they share their noise, and their difference has none"
         gaussian = all(self._is_gaussian(block, terms) for block in blocks)
         if len(account.owners) > len(set(account.owners)) and not gaussian:
             return "rounds that were repeated with fresh noise because of an earlier result, not a kill (R10)"
         if len(blocks) < 2:
             return ""
-        if _share_noise(map(run_name, account.order)):
-            return "runs with one seed: they share their noise, and their difference has none"
         if self.root(dataset) in self._late:
             return "a budget that was set or raised, or data sets that were joined, after the first run (R10)"
         unregistered = set(account.owners) - account.plans.keys()

@@ -124,6 +124,8 @@ class Ledger:
                     elsewhere = self.elsewhere(numbers)
                     if elsewhere and not new_ledger:
                         raise DataError(_known_elsewhere(file or dataset[:8], elsewhere))
+                    for each in elsewhere:  # their ledgers do not hear of it otherwise
+                        (store.state_folder("besides") / each.entry).touch()
                     store.remember_records(numbers, self._store.id, self.path, dataset, file)
                 about = about._replace(
                     sketch=scan.sketch, besides=tuple(sorted({each.ledger for each in elsewhere}))
@@ -353,7 +355,7 @@ class Ledger:
             root = book.root(dataset)
             names = {name for owner, name in book.budgets if owner == root and name is not None}
             names = {client} if client is not None else names | book.accounts.get(root, {}).keys()
-            result = []
+            besides, result = self._store.is_besides(book.alike(dataset)), []
             for name in sorted(names):
                 account, budget = book.account(dataset, name), book.budget(dataset, name)
                 terms = budget or Budget(0.0, delta, view, adjacency).check()
@@ -367,7 +369,7 @@ class Ledger:
                         participations=account.participations(),
                         runs=tuple(dict.fromkeys(map(run_name, account.runs))),
                         budget=budget,
-                        not_covered=book.not_covered(dataset, name, account, terms),
+                        not_covered=book.not_covered(dataset, name, account, terms, besides=besides),
                         numbers=book.numbers(account, terms),
                     )
                 )

@@ -74,8 +74,8 @@ class Sketch(NamedTuple):
 
 class Overlap(NamedTuple):
     """What two data sets have in common: the share of the smaller one's records, or, if `parts`, of the parts that
-    tell its records apart. 0 if it may be chance. `people`: such parts are shared, so that equal records are the
-    same people's."""
+    tell its records apart. 0 if it may be chance. `people`: such parts are shared, or records of many columns, so
+    that equal records are the same people's."""
 
     share: float
     parts: bool = False
@@ -93,6 +93,7 @@ class Scan(NamedTuple):
 
     sketch: Sketch
     present: tuple[np.ndarray, ...]
+    wide: bool = False
 
     def shared(self, other: Sketch) -> Overlap:
         """What is in both, as an estimate."""
@@ -102,7 +103,8 @@ class Scan(NamedTuple):
         if other.parts is None and 2 * mixed >= ordered:
             share = max(share, _shared(self.sketch.mixed, self.present[1], other.mixed))
         parts = _shared_parts(self.sketch, self.present[2], other)
-        return Overlap(share, people=parts > 0) if share else Overlap(parts, parts=True, people=parts > 0)
+        people = parts > 0 or (self.wide and share > 0)
+        return Overlap(share, people=people) if share else Overlap(parts, parts=True, people=people)
 
 
 def scan(rows: RecordHashes, key: bytes, known: Sequence[Sketch] = ()) -> Scan:
@@ -128,7 +130,13 @@ def scan(rows: RecordHashes, key: bytes, known: Sequence[Sketch] = ()) -> Scan:
         sketches.append(least)
         present.append(wanted[found])
     ordered, mixed, parts = sketches
-    return Scan(Sketch(ordered, mixed, parts, rows.zeros), tuple(present))
+    return Scan(Sketch(ordered, mixed, parts, rows.zeros), tuple(present), rows.wide)
+
+
+def overlap(one: RecordHashes, other: RecordHashes) -> Overlap:
+    """What two data sets that are both at hand have in common."""
+    known = scan(other, bytes(16)).sketch
+    return scan(one, bytes(16), [known]).shared(known)
 
 
 def _distinct(least: np.ndarray) -> float:

@@ -334,6 +334,12 @@ class Store:
                     # Where a crash brings back the older one, it still holds.
                     write_atomically(path, json.dumps({**fields, **place}) + "\n", mode=0o600, sync_folder=False)
 
+    def is_besides(self, datasets: Iterable[str]) -> bool:
+        """Whether another ledger began a second account of the records of one of these data sets."""
+        return self._state is not None and any(
+            (state_folder("besides") / f"{self.id}-{each}").exists() for each in datasets
+        )
+
     def remember(self) -> None:
         """Write the anchor outside if there is none yet, or if the ledger has moved."""
         if self._outside is not None and (not self._outside.exists() or self._moved()):
@@ -411,16 +417,19 @@ def _now() -> str:
 #     ledgers/ID.json        the newest entry seen of a ledger, and where it lies
 #     data/ID-DATASET.json   the sketch of a data set that was charged to it, under a key of this folder's own
 #     sketch.key             that key
+#     besides/ID-DATASET     there if another ledger began a second account of these records
 #     lock                   whoever asks which records are known, and adds some
 
 
 class KnownRecords(NamedTuple):
-    """Records that a ledger knows: which, where it lies, the file they came from, and what is shared."""
+    """Records that a ledger knows: which, where it lies, the file they came from, what is shared, and what they
+    are called in the state folder."""
 
     ledger: str
     path: str
     file: str
     shared: Overlap
+    entry: str = ""
 
 
 def state_folder(part: str = "") -> Path:
@@ -470,7 +479,8 @@ def remember_records(rows: RecordHashes, ledger: str, path: Path, dataset: str, 
 def _read_known(path: Path) -> tuple[KnownRecords, Sketch]:
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-        return KnownRecords(fields["ledger"], fields["path"], fields["file"], Overlap(0.0)), Sketch.decode(fields)
+        about = KnownRecords(fields["ledger"], fields["path"], fields["file"], Overlap(0.0), path.stem)
+        return about, Sketch.decode(fields)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LedgerError(
             f"{path}: not readable ({type(error).__name__}); restore it, or delete it if nothing was ever spent "

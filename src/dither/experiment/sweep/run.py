@@ -16,7 +16,7 @@ import numpy as np
 from dither import data
 from dither.errors import BudgetExhausted, SpecError
 from dither.experiment import build, train
-from dither.experiment.account import spent_parts
+from dither.experiment.account import NOT_HERE, spent_parts
 from dither.experiment.build import choose
 from dither.experiment.report import load
 from dither.experiment.sweep import batches
@@ -398,7 +398,10 @@ def _check_records(
 def _spent_note(specs: Sequence[Spec], folder: SweepFolder, ledger: str | Path | None) -> list[str]:
     """What the runs come to together: the table has the ε of each by itself."""
     reports = {report.ledger: report for report in (load(_place(folder, spec)) for spec in specs) if report.ledger}
-    parts = [split[-1] for split in (spent_parts(report, ledger) for report in reports.values()) if split]
+    splits = [spent_parts(report, ledger) for report in reports.values()]
+    parts = [split[-1] for split in splits if split]
+    if len(parts) < len(splits) or any(NOT_HERE in part.not_covered for part in parts):
+        return [f"the ε of the {len(specs)} runs adds up: the ledger that was charged is not here to say to what"]
     if not parts:
         return []
     most, about = max(parts, key=lambda part: part.epsilon), "the same records: all that was charged for these"
