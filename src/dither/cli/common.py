@@ -182,6 +182,13 @@ def source_from(
     return spec.with_values(values)
 
 
+def tables_in(given: Sequence[Path]) -> list[Path]:
+    """The files, and the tables of those that are folders."""
+    from dither.data import table_files
+
+    return [file for each in given for file in table_files(each) or [each]]
+
+
 def check_new(file: Path) -> None:
     """`SpecError`, before the work, where a file cannot be new. Pipes and devices may be there."""
     if file.is_file() or file.is_dir():
@@ -350,13 +357,17 @@ def print_table(rows: list[dict[str, Any]], *, title: str = "", footer: str = ""
         return
     from rich.table import Table
 
-    table = Table(title=title or None, title_justify="left", caption=footer or None, caption_justify="left")
+    console, table = terminal(), Table()
+    if title:  # of the table, it would be as narrow as its columns
+        console.print(f"[italic]{escape(title)}[/]", highlight=False)
     for name in rows[0]:
         numeric = all(isinstance(row[name], int | float) for row in rows)
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(escape(short(row[name])) for name in row))
-    terminal().print(table)
+    console.print(table)
+    if footer:
+        console.print(f"[dim italic]{escape(footer)}[/]", highlight=False)
 
 
 def short(value: Any) -> str:
@@ -384,7 +395,7 @@ def terminal() -> Console:
     """Where results go: as wide as the terminal; in a pipe $COLUMNS wide, or wide enough for most tables."""
     from rich.console import Console
 
-    console = Console()
+    console = Console(emoji=False)
     if not console.is_terminal and not os.environ.get("COLUMNS"):
         console.width = _PIPED
     return console
@@ -393,13 +404,31 @@ def terminal() -> Console:
 def error_terminal() -> Console:
     from rich.console import Console
 
-    return Console(stderr=True)
+    return Console(stderr=True, emoji=False)
+
+
+def tell(text: str) -> None:
+    """A line of prose on standard output. A terminal breaks it between words, a pipe gets it whole."""
+    console = terminal()
+    console.print(text, soft_wrap=not console.is_terminal, markup=False, highlight=False)
 
 
 def say(text: str, label: str = "", style: str = "dim") -> None:
     """A line on standard error; a label in a style may come first, otherwise the whole line has it."""
     line = f"[{style}]{label}[/] {escape(text)}" if label else f"[{style}]{escape(text)}[/]"
     error_terminal().print(line, soft_wrap=True, highlight=False)
+
+
+def say_lines(lines: Sequence[tuple[str, str]]) -> None:
+    """Pairs of (what, value) on standard error."""
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(overflow="fold")
+    for what, text in lines:
+        table.add_row(what, escape(text))
+    error_terminal().print(table, highlight=False)
 
 
 def print_error(text: str) -> None:
@@ -530,6 +559,11 @@ def _usage(error: Any) -> str:
     text, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
     if context is None:
         return str(text)
+    cause = getattr(
+        error.__cause__, "errors", list
+    )()  # of pydantic, in later versions of Typer: without the value
+    if cause:
+        text = text.replace("Input should", f"{cause[0].get('input')!r} should")
     option = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
     keys = [key for key in all_keys() if key.rpartition(".")[2] == option]
     if keys and any("--set" in each.opts for each in context.command.params):
@@ -553,7 +587,9 @@ def on_interrupt(advice: str | Callable[[], str]) -> Iterator[None]:
     """A block whose interruption ends the program with advice on how to continue (asked for at that moment)."""
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort) as error:
+        if isinstance(error, typer.Abort):  # at a question, whose line is not finished
+            typer.echo(err=True)
         stop(advice() if callable(advice) else advice)
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 MAX_CATEGORIES = 64  # a column of names must not become a million features
 MAX_CLASSES = 1000
 DROPPED = "was dropped on request"
+UNSHARED = "is not in every table"
 _COVERED = 0.8  # share of the rows that the listed categories must cover
 _FEW = 100  # rows below which nothing is said about a column but that it is empty or constant
 _RARE = 10  # rows below which a category of a large table is left to "(other)"
@@ -66,7 +67,7 @@ class Draft(NamedTuple):
         exact about the records, as in a file that will be shared."""
         return [
             f"left out: {column!r} {why if counts else why.partition(':')[0]}"
-            + f" (--keep {column!r} keeps it)" * (why != DROPPED)
+            + f" (--keep {column!r} keeps it)" * (why != DROPPED and not why.startswith(UNSHARED))
             for column, why in self.excluded.items()
         ]
 

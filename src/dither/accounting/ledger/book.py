@@ -319,7 +319,7 @@ class Book:
             if not self._affords(dataset, client, after, budget):
                 spent, would_be = (epsilon_text(self.epsilon(each, budget), digits=6) for each in (before, after))
                 raise BudgetExhausted(
-                    f"client {client!r} has spent ε={spent} of its budget {budget}; "
+                    f"{self.called(dataset)}, {client!r} has spent ε={spent} of its budget {budget}; "
                     f"rounds {first} to {stop - 1} of run {run[:16]!r} would make it ε={would_be}"
                 )
 
