@@ -234,7 +234,7 @@ def request(folder: Path, name: str) -> PartyKeys:
 def read_request(path: Path) -> PartyKeys:
     """The keys in a party's request, if their holder signed it."""
     advice = "ask that party for its request again (`dither federation request`)"
-    saved = read_checked(path, advice)
+    saved = _received(path, advice)
     try:
         party = PartyKeys.from_dict(saved)
         serialization.load_ssh_public_key(party.node_key.encode())
@@ -308,7 +308,7 @@ def accept(folder: Path, invitation: Path) -> tuple[Keyring, Keyring | None]:
     """Store an invitation in a party's folder; the members, and those before where there were any. It must list
     this party's own keys, and a later one must come from the same CA and speak of the same federation."""
     advice = "ask for the invitation again"
-    saved = read_checked(invitation, advice)
+    saved = _received(invitation, advice)
     try:
         content = {name: saved[name] for name in ("federation", "ca")}
         keyring, signature = Keyring.from_dict(saved["federation"], invitation), bytes.fromhex(saved["signature"])
@@ -476,6 +476,13 @@ def _check_issued(path: Path, folder: Path) -> None:
         raise DamagedFile(f"{str(path)!r} does not bear the signature of ca.pem; {_ADVICE}") from None
 
 
+def _received(path: Path, advice: str) -> dict[str, Any]:
+    """What somebody sent in a file."""
+    if not path.is_file():
+        raise ConfigError(f"file {str(path)!r} not found; check the path")
+    return read_checked(path, advice)
+
+
 def _parsed(path: Path, parse: Callable[[bytes], _T]) -> _T:
     try:
         return parse(path.read_bytes())
@@ -490,7 +497,7 @@ def party_name(folder: Path) -> str:
     path = folder / "party.json"
     if not path.is_file():
         raise ConfigError(
-            f"{str(folder)!r} is not a party's folder (no party.json); create one with `dither federation init`"
+            f"{str(folder)!r} is not a party's folder (no party.json); create one with `dither federation request`"
         )
     saved = read_checked(path, _ADVICE, old=("name",))
     if not isinstance(saved.get("name"), str):
