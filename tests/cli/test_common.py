@@ -31,6 +31,16 @@ def test_a_narrow_table_folds_what_does_not_fit(capsys, monkeypatch):
     assert max(map(len, printed.splitlines())) <= 40
 
 
+def test_a_table_breaks_no_word_while_there_is_room(capsys, monkeypatch):
+    """ "dp-scaffo / ld" beside scores that could break at a space."""
+    monkeypatch.setenv("COLUMNS", "60")
+    scores = {f"score {number}": "0.8480 ± 0.0468" for number in range(3)}
+    common.print_table([{"method": "secure-fedavg", **scores}])
+    printed = capsys.readouterr().out
+    assert "secure-fedavg" in printed
+    assert max(map(len, printed.splitlines())) <= 60
+
+
 def test_ctrl_c_at_a_question_is_one_line(capsys):
     """It was a traceback: Typer makes another exception of it."""
     with pytest.raises(SystemExit) as end, common.on_interrupt("nothing was spent"):

@@ -71,6 +71,8 @@ def workplace(tmp_path_factory):
     (place / "method.py").write_text("raise RuntimeError('no')\n")
     (place / "model.py").write_text("import nowhere_to_be_found\n")
     (place / "folder").mkdir()
+    (place / "project" / "run").mkdir(parents=True)  # as `dither start` leaves it
+    (place / "project" / "run" / "spec.toml").write_text(preset_text("adult"))
     (place / "not-a-ledger").write_text("hello\n")
     os.symlink(place / "a.csv", place / "link.csv")
     keys.create(place / "fed", ["north", "south"], hosts=["localhost"], days=30)
@@ -279,6 +281,7 @@ WRONG = [
     ("data get", 2, "NAME"),
     ("presets adult extra", 2, "extra"),
     # account, audit, check, statement, stats
+    ("account project", 2, "'project' is not a run folder; give 'project/run'"),
     ("account adlut", 2, "did you mean 'adult'?"),
     ("account folder", 2, "folder"),
     ("account damaged", 4, "summary.json"),

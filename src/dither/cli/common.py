@@ -360,11 +360,15 @@ def print_table(rows: list[dict[str, Any]], *, title: str = "", footer: str = ""
     console, table = terminal(), Table()
     if title:  # of the table, it would be as narrow as its columns
         console.print(f"[italic]{escape(title)}[/]", highlight=False)
-    for name in rows[0]:
+    columns = {name: [short(row[name]) for row in rows] for name in rows[0]}
+    words = [" ".join((name, *texts)).split() for name, texts in columns.items()]
+    fits = sum(3 + max(map(len, each), default=0) for each in words) < console.width  # without breaking a word
+    for name, texts in columns.items():
         numeric = all(isinstance(row[name], int | float) for row in rows)
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(short(row[name])) for name in row))
+        whole = fits and not any(" " in text for text in (name, *texts))
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold", no_wrap=whole)
+    for cells in zip(*columns.values(), strict=True):
+        table.add_row(*map(escape, cells))
     console.print(table)
     if footer:
         console.print(f"[dim italic]{escape(footer)}[/]", highlight=False)

@@ -415,15 +415,20 @@ def _print_sweep(result: Sweep, folder: Path) -> None:
 
     table = result.table()
     proven = "assumed ε" if any(row.get("assumed") for row in table) else "proven ε"
+    names = [key.rpartition(".")[2] for key in result.keys]
+    short = dict(zip(result.keys, names if len({*names}) == len(names) else result.keys, strict=True))
+    units = {row[f"{kind}_unit"] for row in table for kind in ("claimed", "proven")}
+    each = "" if len(units) > 1 else f" per {min(units)}"  # in the head of the columns, or in every cell
     shown = [
         {
-            **{key: common.short(value) for key, value in row.items() if key in result.keys},
+            **{short[key]: common.short(row[key]) for key in row if key in short},
             "runs": row["runs"],
             result.score_name: _with_error(row[result.score], row[f"{result.score}_error"]),
             "loss": _with_error(row["loss"], row["loss_error"]),
             **{NAMES[name]: _with_error(row[name], row[f"{name}_error"]) for name in _SHOWN if name in row},
-            "claimed ε": f"{epsilon_text(row['claimed_epsilon'], 'nearest')} per {row['claimed_unit']}",
-            proven: f"{epsilon_text(row['proven_epsilon'])} per {row['proven_unit']}",
+            f"claimed ε{each}": epsilon_text(row["claimed_epsilon"], "nearest")
+            + (not each) * f" per {row['claimed_unit']}",
+            f"{proven}{each}": epsilon_text(row["proven_epsilon"]) + (not each) * f" per {row['proven_unit']}",
         }
         for row in table
     ]
