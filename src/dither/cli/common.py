@@ -288,6 +288,8 @@ class RunProgress(Live):
         if self._bar is not None:
             epsilon = self._epsilon + by * (self._known != row["round"])
             self._bar.update(self._task, completed=row["round"], scores=scores, epsilon=epsilon)
+            if row["round"] == self._total:  # what is printed next comes below it
+                self._bar.stop()
         elif row["round"] - self._printed >= self._total / 10 or row["round"] == self._total:
             self._printed = row["round"]
             typer.echo(f"round {row['round']}/{self._total}  {scores}  {self._epsilon}{by}")
