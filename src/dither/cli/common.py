@@ -565,9 +565,8 @@ def _usage(error: Any) -> str:
     text, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
     if context is None:
         return str(text)
-    cause = getattr(
-        error.__cause__, "errors", list
-    )()  # of pydantic, in later versions of Typer: without the value
+    # pydantic's, in later versions of Typer, whose messages leave out the value
+    cause: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
     if cause:
         text = text.replace("Input should", f"{cause[0].get('input')!r} should")
     option = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
