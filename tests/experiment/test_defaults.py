@@ -11,9 +11,10 @@ import pytest
 
 import dither
 from dither.accounting.ledger.runs import Ledger
+from dither.data import Label, Numeric, Schema
 from dither.errors import DataError, SpecError
 from dither.experiment.build import build_experiment, choose
-from dither.experiment.defaults import defaults_for
+from dither.experiment.defaults import defaults_for, federated_defaults
 
 
 def table(count: int, seed: int = 0) -> pd.DataFrame:
@@ -149,3 +150,14 @@ def test_the_choice_for_a_number_learns_it(tmp_path: Path, bounds: list[float]) 
     report = dither.run({**given, **made_up}, out=tmp_path / "run")
     assert report.scores is not None
     assert report.scores.model["r2"] > 0.5
+
+
+def test_steps_on_a_number_stay_below_its_curvature_in_a_federation_too() -> None:
+    columns = tuple(Numeric(f"c{number}", (0.0, 1.0), (0.5, 0.5), 0.5) for number in range(20))
+    chosen = {
+        label.column: federated_defaults(Schema(label, columns, "made up"), [5000] * 4, 1.0, 1e-5)
+        for label in (Label("stay", bounds=(0.0, 30.0)), Label("ill", ("no", "yes")))
+    }
+    assert chosen["stay"]["client_lr"] * (1 + len(columns)) <= 1.0
+    assert chosen["ill"]["client_lr"] * (1 + len(columns)) > 4.0  # the logistic loss is flatter
+    assert [chosen[name]["model.name"] for name in ("stay", "ill")] == ["linear", "logistic"]
