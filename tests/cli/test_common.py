@@ -1,6 +1,7 @@
 """Tests of `dither.cli.common`: what a command line names becomes a spec."""
 
 import pytest
+import typer
 
 from dither.cli import common, runs
 from dither.errors import SpecError
@@ -28,3 +29,42 @@ def test_a_narrow_table_folds_what_does_not_fit(capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert "…" not in printed
     assert max(map(len, printed.splitlines())) <= 40
+
+
+def test_a_table_breaks_no_word_while_there_is_room(capsys, monkeypatch):
+    """ "dp-scaffo / ld" beside scores that could break at a space."""
+    monkeypatch.setenv("COLUMNS", "60")
+    scores = {f"score {number}": "0.8480 ± 0.0468" for number in range(3)}
+    common.print_table([{"method": "secure-fedavg", **scores}])
+    printed = capsys.readouterr().out
+    assert "secure-fedavg" in printed
+    assert max(map(len, printed.splitlines())) <= 60
+
+
+def test_ctrl_c_at_a_question_is_one_line(capsys):
+    """It was a traceback: Typer makes another exception of it."""
+    with pytest.raises(SystemExit) as end, common.on_interrupt("nothing was spent"):
+        raise typer.Abort
+    assert end.value.code == common.INTERRUPTED
+    assert capsys.readouterr().err == "\ninterrupted; nothing was spent\n"
+
+
+def test_the_title_of_a_narrow_table_is_one_line(capsys):
+    common.print_table([{"": "schema", "ε": "0.2"}], title="Spent on these records", footer="server sees uploads")
+    lines = capsys.readouterr().out.splitlines()
+    assert (lines[0], lines[-1]) == ("Spent on these records", "server sees uploads")
+
+
+def test_a_terminal_breaks_prose_between_words_and_a_pipe_gets_it_whole(capsys, monkeypatch):
+    text = "the proof holds against a server :b: that colludes with nobody"
+    common.tell(text)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "30")
+    common.tell(text)
+    whole, *broken = capsys.readouterr().out.splitlines()
+    assert whole == text
+    assert [line.rstrip() for line in broken] == [
+        "the proof holds against a",
+        "server :b: that colludes with",
+        "nobody",
+    ]

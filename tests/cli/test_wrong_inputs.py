@@ -71,6 +71,8 @@ def workplace(tmp_path_factory):
     (place / "method.py").write_text("raise RuntimeError('no')\n")
     (place / "model.py").write_text("import nowhere_to_be_found\n")
     (place / "folder").mkdir()
+    (place / "project" / "run").mkdir(parents=True)  # as `dither start` leaves it
+    (place / "project" / "run" / "spec.toml").write_text(preset_text("adult"))
     (place / "not-a-ledger").write_text("hello\n")
     os.symlink(place / "a.csv", place / "link.csv")
     keys.create(place / "fed", ["north", "south"], hosts=["localhost"], days=30)
@@ -207,7 +209,13 @@ WRONG = [
     ("start a.csv --label sick --epsilon 0 --yes", 2, "epsilon=0.0 must be a finite number above 0"),
     ("start a.csv --label sick --epsilon nan --yes", 2, "epsilon=nan"),
     ("start a.csv --label sick --delta 2 --yes", 2, "delta=2.0"),
-    ("start a.csv --label sick --split 1,2 --yes", 2, "three numbers"),
+    (
+        "start a.csv --label sick --split 1,2 --yes",
+        2,
+        "--split '1,2' must be three numbers above 0 that add up to 100",
+    ),
+    ("start a.csv --label sick --split 5,85,20 --yes", 2, "add up to 100"),
+    ("start a.csv --label sick --epsilon 1,5 --yes", 2, "'1,5'"),
     ("start a.csv --label sick --split a,b,c --yes", 2, "such as 5,85,10"),
     ("start a.csv --label sick --classes yes --yes", 2, "at least two"),
     ("start a.csv --label sick --classes yes,yes --yes", 2, "each once"),
@@ -273,6 +281,7 @@ WRONG = [
     ("data get", 2, "NAME"),
     ("presets adult extra", 2, "extra"),
     # account, audit, check, statement, stats
+    ("account project", 2, "'project' is not a run folder; give 'project/run'"),
     ("account adlut", 2, "did you mean 'adult'?"),
     ("account folder", 2, "folder"),
     ("account damaged", 4, "summary.json"),

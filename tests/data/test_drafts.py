@@ -187,3 +187,17 @@ def test_a_messy_table_of_six_institutions(tmp_path: Path) -> None:
 )
 def test_names_of_ids_in_any_spelling(name, named):
     assert (ID_NAME.search(name) is not None) == named
+
+
+def test_a_column_that_one_table_lacks_can_be_dropped(tmp_path):
+    """Headers were compared before columns were dropped: no schema of the common columns could be drafted."""
+    frame = pd.DataFrame({"age": [*range(20, 80)] * 3, "ward": ["a", "b", "c"] * 60, "ill": ["no", "yes"] * 90})
+    frame.to_csv(tmp_path / "north.csv", index=False)
+    frame.drop(columns="ward").to_csv(tmp_path / "south.csv", index=False)
+    with pytest.raises(DataError, match=r"has no column 'ward'.*--drop ward"):
+        draft(tmp_path, "ill")
+    drafted = draft(tmp_path, "ill", drop=["ward"])
+    assert [column.name for column in drafted.schema.columns] == ["age"]
+    assert drafted.excluded == {"ward": "was dropped on request"}
+    with pytest.raises(DataError, match="did you mean 'ward'"):
+        draft(tmp_path, "ill", drop=["wrd"])

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from dither import data
-from dither.data.schema import OTHER, READ_FROM_DATA
+from dither.data.schema import OTHER, READ_FROM_DATA, number_column
 from dither.errors import DataError
 
 
@@ -213,6 +213,13 @@ def test_unknown_choices_and_files() -> None:
     numbers_only = small_schema(columns=small_schema().columns[:1])
     with pytest.raises(DataError, match="no categorical column"):
         numbers_only.encode(frame(), features="categorical")
+
+
+def test_marks_for_a_missing_number_are_no_texts() -> None:
+    """A weight with "k.A." in some cells was left out of a draft."""
+    read = number_column(pd.Series(["81", "k.A.", "n.a.", "-"]), "weight")
+    assert read.tolist()[0] == 81.0
+    assert np.isnan(read[1:]).all()
 
 
 def test_a_constant_column_encodes_to_zero() -> None:

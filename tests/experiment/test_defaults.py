@@ -11,9 +11,10 @@ import pytest
 
 import dither
 from dither.accounting.ledger.runs import Ledger
+from dither.data import Label, Numeric, Schema
 from dither.errors import DataError, SpecError
 from dither.experiment.build import build_experiment, choose
-from dither.experiment.defaults import defaults_for
+from dither.experiment.defaults import defaults_for, federated_defaults
 
 
 def table(count: int, seed: int = 0) -> pd.DataFrame:
@@ -135,3 +136,28 @@ def test_a_spec_that_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "my.toml").write_text("seed = 1\n")
     with pytest.raises(SpecError, match=r"no spec file .*my\.tml'; did you mean 'my\.toml'"):
         dither.Spec.from_any(str(tmp_path / "my.tml"))
+
+
+@pytest.mark.parametrize("bounds", [[0.0, 15.0], [0.0, 40.0]])
+def test_the_choice_for_a_number_learns_it(tmp_path: Path, bounds: list[float]) -> None:
+    """Steps fit for the logistic loss grow without end on the squared one: R² was below -10."""
+    rng = np.random.default_rng(0)
+    age, ward = rng.integers(18, 95, 6000), rng.choice(["surgery", "medicine", "intensive"], 6000)
+    stay = np.clip(2 + 0.06 * (age - 40) + 2 * (ward == "intensive") + rng.normal(0, 1, 6000), 0.1, 40)
+    pd.DataFrame({"age": age, "ward": ward, "stay": stay.round(1)}).to_csv(tmp_path / "stays.csv", index=False)
+    given = {"data.path": str(tmp_path / "stays.csv"), "data.label": "stay", "data.label_bounds": bounds}
+    made_up = {"data.public": True, "data.test_public": True, "randomness": "seeded", "compare": False}
+    report = dither.run({**given, **made_up}, out=tmp_path / "run")
+    assert report.scores is not None
+    assert report.scores.model["r2"] > 0.5
+
+
+def test_steps_on_a_number_stay_below_its_curvature_in_a_federation_too() -> None:
+    columns = tuple(Numeric(f"c{number}", (0.0, 1.0), (0.5, 0.5), 0.5) for number in range(20))
+    chosen = {
+        label.column: federated_defaults(Schema(label, columns, "made up"), [5000] * 4, 1.0, 1e-5)
+        for label in (Label("stay", bounds=(0.0, 30.0)), Label("ill", ("no", "yes")))
+    }
+    assert chosen["stay"]["client_lr"] * (1 + len(columns)) <= 1.0
+    assert chosen["ill"]["client_lr"] * (1 + len(columns)) > 4.0  # the logistic loss is flatter
+    assert [chosen[name]["model.name"] for name in ("stay", "ill")] == ["linear", "logistic"]

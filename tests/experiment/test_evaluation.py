@@ -164,6 +164,15 @@ def test_scores_of_a_regression():
     assert (scores.epsilon, scores.delta) == (1.0, 1e-5)
 
 
+def test_no_interval_of_a_regression_reaches_beyond_what_is_possible():
+    """R² from -20 to 17 was said."""
+    table = pd.DataFrame({"error": [0.1] * 100, "truth": [0.4, 0.6] * 50})
+    for seed in range(5):
+        scores = evaluation.private_scores(Counting([table], 0.1, 1e-5, seeded(seed)), (), (0.0, 1.0), 0.1, 1e-5)
+        assert scores.model["r2"].high <= 1.0
+        assert min(scores.model["rmse"].low, scores.model["mae"].low) >= 0.0
+
+
 @pytest.mark.parametrize(("bounds", "error"), [((10.0, 30.0), 5.0), (None, 0.25)])
 def test_the_error_of_one_record_is_its_own(bounds, error):
     """In units of the label; without bounds, of its range."""

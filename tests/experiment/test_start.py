@@ -18,7 +18,7 @@ from dither.experiment.evaluation import PrivateScores
 from dither.experiment.private_schema import Wanted
 from dither.experiment.report import TOGETHER, SpentPart
 from dither.experiment.statement import statement
-from dither.experiment.statistics import Estimate
+from dither.experiment.statistics import Estimate, statistics
 from dither.spec import Spec
 from dither.web.files import SafeFolder
 from tests.experiment.test_private_schema import clinic
@@ -84,6 +84,32 @@ def test_what_needs_only_counts_is_refused_before_anything_is_spent(folder, tmp_
     with pytest.raises((DataError, SpecError), match=said):
         start.start_project(plan, out=tmp_path / "out", ledger=ledger, values=values)
     assert Ledger(ledger).history() == []
+
+
+def test_a_column_that_only_some_tables_have_is_named_before_anything_is_spent(folder, tmp_path):
+    """It was left out without a word: one hospital's other spelling cost a feature."""
+    south = clinic(1200, 1).rename(columns={"age": "Age"})
+    south.to_csv(folder / "south.csv", index=False)
+    plan = start.plan_project(folder, Wanted("ill", classes=("no", "yes")))
+    assert [value for what, value in plan.lines() if what == "left out"] == [
+        "column 'age' is not in every table: 1 of 2",
+        "column 'Age' is not in every table: 1 of 2",
+    ]
+    arguments = ["data", "schema", str(folder), "--label", "ill", "--private", "--epsilon", "8"]
+    places = ["--out", str(tmp_path / "schema.toml"), "--ledger", str(tmp_path / "ledger.sqlite")]
+    printed = CliRunner().invoke(app, [*arguments, *places]).output
+    assert "left out: 'Age' is not in every table: 1 of 2\n" in printed
+
+
+def test_a_refused_start_sets_no_budget(folder, tmp_path):
+    """Records that another ledger knows were refused after each file had its budget, which bound what followed."""
+    plan = start.plan_project(folder, Wanted("ill", classes=("no", "yes")))
+    book = Ledger(tmp_path / "ledger.sqlite")
+    statistics(list(plan.files), epsilon=0.1, ledger=tmp_path / "known.sqlite")
+    with pytest.raises(DataError, match="--new-ledger"):
+        start.start_project(plan, out=tmp_path / "out", ledger=book.path)
+    assert book.history() == []
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,11 @@ import subprocess
 import sys
 
 import pytest
+import typer
 
 from dither.accounting.ledger import Budget, Ledger
 from dither.accounting.ledger.runs import data_id
+from dither.cli.federations import _approval
 from dither.errors import FederationError
 from dither.federation import joining, keys, local
 
@@ -54,9 +56,27 @@ def test_the_commands(tmp_path):
     code, text = dither("federation", "init", str(tmp_path / "keys"), "--parties", "ann,bob")
     assert code == 2
     assert "not empty" in text
+    for command in (("init", "other", "--request"), ("accept", "--federation", "own")):
+        code, text = dither("federation", *command, "nowhere.json")
+        assert (code, text) == (2, "error: file 'nowhere.json' not found; check the path\n")
     code, text = dither("federation", "check", "--federation", str(tmp_path / "keys" / "server"))
     assert code == 6
     assert "is not a party's folder" in text.replace("\n", " ")
+
+
+@pytest.mark.parametrize(("stopped", "raised"), [(typer.Abort, KeyboardInterrupt), (None, FederationError)])
+def test_ctrl_c_at_the_question_is_no_refusal(monkeypatch, stopped, raised):
+    """It was sent as one, and ended the run of all parties."""
+
+    def confirm(question):
+        if stopped:
+            raise stopped
+        return False
+
+    monkeypatch.setattr(typer, "confirm", confirm)
+    monkeypatch.setattr(sys, "stdin", type("Terminal", (), {"isatty": staticmethod(lambda: True)})())
+    with pytest.raises(raised):
+        _approval("a" * 64, None, yes=False, named="", silent=False)
 
 
 def test_an_agreement_that_nobody_reads_needs_a_limit(tmp_path, table):

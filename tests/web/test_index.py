@@ -64,6 +64,23 @@ def test_what_a_private_schema_spent_is_in_the_proven_epsilon(tmp_path, index):
         assert rows(index)[f"odd-{number}"]["proven"]["value"] == 0.9995
 
 
+def test_the_proven_epsilon_of_a_project_is_its_own(tmp_path, index):
+    """The ε of schema and training were added up, although all three parts come to less."""
+    (make_run(tmp_path, "start/run") / "schema.toml").write_text("[privacy]\nepsilon = 0.2\ndelta = 1e-5\n")
+    assert rows(index)["start/run"]["proven"]["value"] == pytest.approx(1.1995)
+    parts = [("schema", 0.2), ("training", 0.9995), ("evaluation", 0.3), ("everything together", 1.1)]
+    split = [{"what": what, "epsilon": epsilon, "delta": 1e-5, "terms": ""} for what, epsilon in parts]
+    project = tmp_path / "start" / "project.json"
+    for changed, shown in (({}, 1.1), ({"terms": "server sees sums, zero-out"}, 1.1995)):
+        split[-1] |= {"terms": "server sees uploads, zero-out"} | changed
+        project.write_text(json.dumps({"split": split}))
+        assert rows(index)["start/run"]["proven"]["value"] == pytest.approx(shown)
+    split[-1]["terms"], split[1]["epsilon"] = "server sees uploads, zero-out", 0.5  # of another run
+    for odd in ({"split": split}, {"split": [3]}, {"split": []}, [], {"split": [{"terms": "x"}]}):
+        project.write_text(json.dumps(odd))
+        assert rows(index)["start/run"]["proven"]["value"] == pytest.approx(1.1995)
+
+
 def test_the_proven_epsilon_is_that_of_the_spec_own_neighbours(tmp_path, index):
     make_run(tmp_path, values={"privacy.adjacency": "replace-one"})
     assert rows(index)["run"]["proven"]["value"] == 2.09

@@ -180,6 +180,13 @@ def source_from(
     return spec.with_values(values)
 
 
+def tables_in(given: Sequence[Path]) -> list[Path]:
+    """The files, and the tables of those that are folders."""
+    from dither.data import table_files
+
+    return [file for each in given for file in table_files(each) or [each]]
+
+
 def check_new(file: Path) -> None:
     """`SpecError`, before the work, where a file cannot be new. Pipes and devices may be there."""
     if file.is_file() or file.is_dir():
@@ -276,6 +283,8 @@ class RunProgress(Live):
         if self._bar is not None:
             epsilon = self._epsilon + by * (self._known != row["round"])
             self._bar.update(self._task, completed=row["round"], scores=scores, epsilon=epsilon)
+            if row["round"] == self._total:  # what is printed next comes below it
+                self._bar.stop()
         elif row["round"] - self._printed >= self._total / 10 or row["round"] == self._total:
             self._printed = row["round"]
             typer.echo(f"round {row['round']}/{self._total}  {scores}  {self._epsilon}{by}")
@@ -345,13 +354,21 @@ def print_table(rows: list[dict[str, Any]], *, title: str = "", footer: str = ""
         return
     from rich.table import Table
 
-    table = Table(title=title or None, title_justify="left", caption=footer or None, caption_justify="left")
-    for name in rows[0]:
+    console, table = terminal(), Table()
+    if title:  # of the table, it would be as narrow as its columns
+        console.print(f"[italic]{escape(title)}[/]", highlight=False)
+    columns = {name: [short(row[name]) for row in rows] for name in rows[0]}
+    words = [" ".join((name, *texts)).split() for name, texts in columns.items()]
+    fits = sum(3 + max(map(len, each), default=0) for each in words) < console.width  # without breaking a word
+    for name, texts in columns.items():
         numeric = all(isinstance(row[name], int | float) for row in rows)
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(short(row[name])) for name in row))
-    terminal().print(table)
+        whole = fits and not any(" " in text for text in (name, *texts))
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold", no_wrap=whole)
+    for cells in zip(*columns.values(), strict=True):
+        table.add_row(*map(escape, cells))
+    console.print(table)
+    if footer:
+        console.print(f"[dim italic]{escape(footer)}[/]", highlight=False)
 
 
 def short(value: Any) -> str:
@@ -379,7 +396,7 @@ def terminal() -> Console:
     """Where results go: as wide as the terminal; in a pipe $COLUMNS wide, or wide enough for most tables."""
     from rich.console import Console
 
-    console = Console()
+    console = Console(emoji=False)
     if not console.is_terminal and not os.environ.get("COLUMNS"):
         console.width = _PIPED
     return console
@@ -388,13 +405,31 @@ def terminal() -> Console:
 def error_terminal() -> Console:
     from rich.console import Console
 
-    return Console(stderr=True)
+    return Console(stderr=True, emoji=False)
+
+
+def tell(text: str) -> None:
+    """A line of prose on standard output. A terminal breaks it between words, a pipe gets it whole."""
+    console = terminal()
+    console.print(text, soft_wrap=not console.is_terminal, markup=False, highlight=False)
 
 
 def say(text: str, label: str = "", style: str = "dim") -> None:
     """A line on standard error; a label in a style may come first, otherwise the whole line has it."""
     line = f"[{style}]{label}[/] {escape(text)}" if label else f"[{style}]{escape(text)}[/]"
     error_terminal().print(line, soft_wrap=True, highlight=False)
+
+
+def say_lines(lines: Sequence[tuple[str, str]]) -> None:
+    """Pairs of (what, value) on standard error."""
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(overflow="fold")
+    for what, text in lines:
+        table.add_row(what, escape(text))
+    error_terminal().print(table, highlight=False)
 
 
 def print_error(text: str) -> None:
@@ -525,6 +560,10 @@ def _usage(error: Any) -> str:
     text, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
     if context is None:
         return str(text)
+    # pydantic's, in later versions of Typer, whose messages leave out the value
+    cause: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
+    if cause:
+        text = text.replace("Input should", f"{cause[0].get('input')!r} should")
     option = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
     keys = [key for key in all_keys() if key.rpartition(".")[2] == option]
     if keys and any("--set" in each.opts for each in context.command.params):
@@ -548,7 +587,9 @@ def on_interrupt(advice: str | Callable[[], str]) -> Iterator[None]:
     """A block whose interruption ends the program with advice on how to continue (asked for at that moment)."""
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort) as error:
+        if isinstance(error, typer.Abort):  # at a question, whose line is not finished
+            typer.echo(err=True)
         stop(advice() if callable(advice) else advice)
 
 

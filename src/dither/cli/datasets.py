@@ -118,10 +118,10 @@ def data_describe(
     if len(table) > len(shown):
         typer.echo(f"... and {len(table) - len(shown)} more clients, all in the picture")
     for note in dataset.notes:
-        typer.echo(f"note: {note}")
+        common.tell(f"note: {note}")
     typer.echo(f"picture: {path}")
     if own:
-        typer.echo(f"{common.LOCAL}: exact counts of {Path(name).name}, also in the picture; no ε covers them")
+        common.tell(f"{common.LOCAL}: exact counts of {Path(name).name}, also in the picture; no ε covers them")
 
 
 # reason: one parameter an option, as Typer has it
@@ -194,21 +194,21 @@ def data_schema(
 def print_draft(drafted: Draft, schema: Schema, out: Path, *, asked: bool) -> None:
     count = len(schema.columns)
     lines = [f"{out}: {count} column{'s' * (count != 1)}, label {schema.label.column!r}", *drafted.lines()]
-    typer.echo("\n".join(lines))
+    common.tell("\n".join(lines))
     if not asked and schema.label.bounds is not None:
         low, high = schema.label.bounds
-        typer.echo(
+        common.tell(
             f"The label has many different numbers, within {low:g} to {high:g}: this is a draft for regression. "
             "If they are names of classes, draft again with --task classification."
         )
     if schema.read_from_data:
-        typer.echo(
+        common.tell(
             "Its bounds and categories were read from the records, which no ε covers. Replace what you would not "
             'have written without the records, then set origin = "public" at the top of the file. Until then, '
             "every ε carries 'not covered: preprocessing'."
         )
     if schema.privacy is not None:
-        typer.echo(
+        common.tell(
             f"Its bounds and categories were estimated with noise: ε = {schema.privacy.epsilon:g} at δ = "
             f"{schema.privacy.delta:g}, charged to the ledger for every file. It adds to the ε of each run."
         )

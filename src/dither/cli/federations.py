@@ -211,7 +211,11 @@ def _approval(
         raise FederationError(
             f"the agreement needs approval, and no terminal is attached; approve it with --approve {digest}"
         )
-    if not typer.confirm("Take part under this agreement?"):
+    try:
+        agreed = typer.confirm("Take part under this agreement?")
+    except typer.Abort:  # Ctrl-C is no refusal, which would end the run of everybody
+        raise KeyboardInterrupt from None
+    if not agreed:
         raise FederationError("the owner does not approve the agreement")
     return "asked"
 
@@ -461,7 +465,7 @@ def check(
             common.terminal().print(f"{mark}{common.escape(finding.what)}", highlight=False, soft_wrap=True)
         left_out = [name for name, given in (("--data", data), ("--server", server)) if not given]
         said = "this party can take part" + f"; not checked without {' and '.join(left_out)}" * bool(left_out)
-        said = f"this party cannot take part yet: fix {wrong} of {len(findings)} points" if wrong else said
+        said = f"this party cannot take part yet: {wrong} of {len(findings)} checks failed" if wrong else said
         common.terminal().print(said, soft_wrap=True)
     sys.exit(FederationError.exit_code if wrong else 0)
 

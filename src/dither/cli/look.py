@@ -221,7 +221,7 @@ def web(
     if common.output().json:
         common.print_event("serving", folder=str(folder), address=address, token=token)
     else:
-        typer.echo(address if common.output().quiet else f"runs of {folder}: {address}")
+        typer.echo(address if common.output().quiet else f"dashboard of {folder}: {address}")
     if not (this_machine or common.output().quiet):
         only = f"Without --host {host} only this machine can reach it."
         common.say(

@@ -82,7 +82,7 @@ def _print_account(report: PrivacyReport) -> None:
         rows.append({"": kind, "ε": value, "per": shown.unit, **_seen(shown), "source": form})
     common.print_table(rows, title=f"{report.method}: claimed and proven ε at δ = {claim.delta:g}")
     for line in _remarks(epsilon.notable):
-        typer.echo(line)
+        common.tell(line)
     targets = [
         {"target ε": f"{row.target:g}", "proven ε": epsilon_text(row.proven),
          "claimed ε": epsilon_text(row.claimed, "nearest"), "weight": f"{row.weight:.3g}", "clients": who}
@@ -103,13 +103,13 @@ def _print_account(report: PrivacyReport) -> None:
             ]
             common.print_table(rows, title=title)
     for condition in epsilon.failing_conditions:
-        typer.echo(f"a condition of the claim does not hold: {condition}")
+        common.tell(f"a condition of the claim does not hold: {condition}")
     if report.why:
-        typer.echo(f"why they differ: {report.why}")
+        common.tell(f"why they differ: {report.why}")
     for text in sampler_text(epsilon.table):
-        typer.echo(f"noise: {text}")
+        common.tell(f"noise: {text}")
     for text in uncovered(epsilon.table):
-        typer.echo(f"not covered: {text}")
+        common.tell(f"not covered: {text}")
     print_split(report.split)
 
 
@@ -297,11 +297,11 @@ def _print_audit(outcome: Audit, written: list[Path]) -> None:
     for row in outcome.rows:
         for bound in row.bounds:
             value, detail = epsilon_text(bound.value), f"{bound.detail}; {row.design}"
-            typer.echo(f"{_adversary(row)}, {row.unit}: {value} by {bound.form} ({detail})")
+            common.tell(f"{_adversary(row)}, {row.unit}: {value} by {bound.form} ({detail})")
     for what in dict.fromkeys(text for row in outcome.rows for text in row.not_covered):
-        typer.echo(f"not covered by the proof: {what.removeprefix('not covered: ')}")
+        common.tell(f"not covered by the proof: {what.removeprefix('not covered: ')}")
     for note in outcome.notes:
-        typer.echo(f"note: {note}")
+        common.tell(f"note: {note}")
     for path in written:
         typer.echo(f"written: {path}")
 
@@ -371,6 +371,10 @@ def budget_show(
 def _print_charges(
     ledger: Any, rows: list[dict[str, Any]], title: str, footer: str = "", data: str | None = None
 ) -> None:
+    from dither.accounting.ledger.entries import EVERY_RECORD
+
+    if common.output().text and all(row.get("client") == EVERY_RECORD for row in rows):
+        rows = [{name: value for name, value in row.items() if name != "client"} for row in rows]
     if rows or not common.output().text:
         common.print_table(rows, title=title, footer=footer)
     else:
@@ -581,7 +585,8 @@ def check(
 
 def stats(
     files: Annotated[
-        list[Path], Argument(metavar="FILE...", help="One table for each institution (CSV or Parquet).")
+        list[Path],
+        Argument(metavar="FILE...", help="One table for each institution (CSV or Parquet), or folders of them."),
     ],
     epsilon: Annotated[float, Option(help="ε of all these statistics together.")],
     delta: common.Delta = 1e-5,
@@ -592,7 +597,7 @@ def stats(
     """Print private statistics of tables: counts, means, quantiles and categories, with one ε for all of them."""
     from dither.experiment import statistics
 
-    asked = common.names_in(columns)
+    asked, files = common.names_in(columns), common.tables_in(files)
     with common.on_interrupt(common.CHARGED):
         result = statistics.statistics(
             files, epsilon=epsilon, delta=delta, columns=asked, ledger=ledger, new_ledger=new_ledger
@@ -600,3 +605,5 @@ def stats(
     if common.emit(result):
         title = f"Private statistics of {len(files)} {'table' if len(files) == 1 else 'tables'}"
         common.print_table(result.rows(), title=title, footer=common.counts_guarantee(epsilon, delta))
+        for column, why in result.left_out.items():
+            common.tell(f"left out: {column!r} {why}")

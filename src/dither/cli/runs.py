@@ -164,14 +164,14 @@ def evaluate(
 
         with common.on_interrupt(common.CHARGED):
             result = evaluate_privately(
-                trained, data, epsilon=epsilon, delta=delta, ledger=ledger, new_ledger=new_ledger
+                trained, common.tables_in(data), epsilon=epsilon, delta=delta, ledger=ledger, new_ledger=new_ledger
             )
         if common.emit(result):
             common.print_table(
                 result.rows(), title=f"{result.records:,} records", footer=common.counts_guarantee(epsilon, delta)
             )
             for note in result.not_covered:
-                typer.echo(note)
+                common.tell(note)
         return
     if len(data) > 1:
         raise SpecError(
@@ -195,7 +195,7 @@ def evaluate(
             for name, row in zip(trained.classes, scores.confusion, strict=True)
         ]
         common.print_table(counts)
-    typer.echo(f"{common.LOCAL}: exact scores of {data[0].name}; no ε covers them")
+    common.tell(f"{common.LOCAL}: exact scores of {data[0].name}; no ε covers them")
 
 
 def predict(
@@ -284,21 +284,28 @@ def start(
         label = typer.prompt(f"Label column ({', '.join(header)})", default=proposed) if asks else proposed
     try:
         shares = [float(part) / 100 for part in split.split(",")]
-    except ValueError:
-        raise SpecError(f"--split {split!r} must be three numbers, such as 5,85,10") from None
+        project.check_shares(shares)
+    except (ValueError, SpecError):
+        raise SpecError(
+            f"--split {split!r} must be three numbers above 0 that add up to 100, such as 5,85,10"
+        ) from None
     wanted = Wanted(label, task, common.names_in(classes), tuple(drop or ()), tuple(keep or ()))
     plan = project.plan_project(path, wanted, epsilon=epsilon, delta=delta, shares=shares)
 
-    def agree() -> None:
-        if common.output().text:
-            for what, value in plan.lines():
-                common.say(f"{what:<11} {value}", style="default")
-        if asks and not typer.confirm("No values have been read yet. Spend this?", default=True, err=True):
-            raise typer.Exit
+    view, folder, agreed = common.RunProgress(), out or project.free_folder(), False
 
-    view, folder = common.RunProgress(), out or project.free_folder()
+    def agree() -> None:
+        nonlocal agreed
+        if common.output().text:
+            common.say_lines(plan.lines())
+        if asks and not typer.confirm("No values have been read yet. Spend this?", default=True, err=True):
+            common.say("nothing was spent", style="default")
+            raise typer.Exit
+        agreed = True
 
     def advice() -> str:
+        if not agreed and not folder.exists():
+            return "nothing was spent"
         if (folder / project.BEGUN).is_file():
             return f"continue with: {common.command_again(out=folder, label=label)}"
         return "what was charged stays charged; `dither budget show` lists it"
@@ -320,17 +327,20 @@ def _print_project(done: Project) -> None:
     from dither.experiment.report import uncovered
 
     for column, why in done.excluded.items():
-        typer.echo(f"left out: {column!r} {why}")
+        common.tell(f"left out: {column!r} {why}")
     title = f"Private scores on {done.scores.records:,} records that training left out"
     common.print_table(done.scores.rows(), title=title, footer="95% intervals include noise and ties")
+    for mark, given in (("", done.report.advice), (f", {common.LOCAL}", done.report.local.advice)):
+        for advised in given:
+            common.tell(f"warning{mark}: {advised.text}")
     if done.doubt:
-        typer.echo(done.doubt)
+        common.tell(done.doubt)
     print_split(done.split)
     gaps = list(dict.fromkeys([*uncovered(done.report.epsilon.main), *done.epsilon.not_covered]))
     covers = "covers all of it" if not gaps else "covers all of it, except the following"
-    typer.echo(f"one ε = {epsilon_text(done.epsilon.epsilon, digits=4)} at δ = {done.epsilon.delta:.5g} {covers}")
+    common.tell(f"one ε = {epsilon_text(done.epsilon.epsilon, digits=4)} at δ = {done.epsilon.delta:.5g} {covers}")
     for text in gaps:
-        typer.echo(f"not covered: {text}")
+        common.tell(f"not covered: {text}")
     typer.echo(f"in {done.folder}: schema.toml, run/ (the model), federation.toml, project.json")
     typer.echo(f"next: dither account {done.folder / 'run'}; dither statement {done.folder / 'run'}")
     served = done.folder / "federation.toml"
@@ -405,15 +415,20 @@ def _print_sweep(result: Sweep, folder: Path) -> None:
 
     table = result.table()
     proven = "assumed ε" if any(row.get("assumed") for row in table) else "proven ε"
+    names = [key.rpartition(".")[2] for key in result.keys]
+    short = dict(zip(result.keys, names if len({*names}) == len(names) else result.keys, strict=True))
+    units = {row[f"{kind}_unit"] for row in table for kind in ("claimed", "proven")}
+    each = "" if len(units) > 1 else f" per {min(units)}"  # in the head of the columns, or in every cell
     shown = [
         {
-            **{key: common.short(value) for key, value in row.items() if key in result.keys},
+            **{short[key]: common.short(row[key]) for key in row if key in short},
             "runs": row["runs"],
             result.score_name: _with_error(row[result.score], row[f"{result.score}_error"]),
             "loss": _with_error(row["loss"], row["loss_error"]),
             **{NAMES[name]: _with_error(row[name], row[f"{name}_error"]) for name in _SHOWN if name in row},
-            "claimed ε": f"{epsilon_text(row['claimed_epsilon'], 'nearest')} per {row['claimed_unit']}",
-            proven: f"{epsilon_text(row['proven_epsilon'])} per {row['proven_unit']}",
+            f"claimed ε{each}": epsilon_text(row["claimed_epsilon"], "nearest")
+            + (not each) * f" per {row['claimed_unit']}",
+            f"{proven}{each}": epsilon_text(row["proven_epsilon"]) + (not each) * f" per {row['proven_unit']}",
         }
         for row in table
     ]
@@ -421,9 +436,9 @@ def _print_sweep(result: Sweep, folder: Path) -> None:
     footer = f"{seeds}{proven}: the largest over seeds, {_guarantee(result)}"
     common.print_table(shown, title=result.title(), footer=footer)
     for line in result.warnings():
-        typer.echo(f"note: {line}")
+        common.tell(f"note: {line}")
     for line in result.not_covered():
-        typer.echo(f"not covered: {line.removeprefix('not covered: ')}")
+        common.tell(f"not covered: {line.removeprefix('not covered: ')}")
     timing = result.timing
     rest = sum(seconds for name, seconds in timing.items() if name not in ("compile", "rounds", "evaluation"))
     common.terminal().print(

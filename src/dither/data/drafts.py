@@ -10,6 +10,7 @@ import math
 import os
 import re
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 MAX_CATEGORIES = 64  # a column of names must not become a million features
 MAX_CLASSES = 1000
 DROPPED = "was dropped on request"
+UNSHARED = "is not in every table"
 _COVERED = 0.8  # share of the rows that the listed categories must cover
 _FEW = 100  # rows below which nothing is said about a column but that it is empty or constant
 _RARE = 10  # rows below which a category of a large table is left to "(other)"
@@ -66,7 +68,7 @@ class Draft(NamedTuple):
         exact about the records, as in a file that will be shared."""
         return [
             f"left out: {column!r} {why if counts else why.partition(':')[0]}"
-            + f" (--keep {column!r} keeps it)" * (why != DROPPED)
+            + f" (--keep {column!r} keeps it)" * (why != DROPPED and not why.startswith(UNSHARED))
             for column, why in self.excluded.items()
         ]
 
@@ -84,12 +86,15 @@ def draft(
     """Draft a schema for a file, for several, or for a table in memory. Columns that cannot be features (ids,
     dates, free text, constants, copies of the label, categories with too many levels) are left out unless they
     are in `keep`; so are those in `drop`."""
-    frame, name = _read(table, name)
-    present = [str(column) for column in frame.columns]
+    frames, name = _read(table, name)
+    known = list(dict.fromkeys(str(column) for each in frames.values() for column in each.columns))
     for column in (label, *drop, *keep):
-        if column not in present:
+        if column not in known:
             kind = "label column" if column == label else "column"
-            raise DataError(f"{kind} {column!r} is not in {name!r}{did_you_mean(column, present)}")
+            raise DataError(f"{kind} {column!r} is not in {name!r}{did_you_mean(column, known)}")
+    kept = [each.drop(columns=list({*drop} & {*each.columns} - {label})) for each in frames.values()]
+    frame = join_tables(list(frames), kept) if len(kept) > 1 else kept[0]
+    present = [str(column) for column in frame.columns]
     features = [column for column in present if column != label and column not in drop]
     if not features:
         raise DataError(f"{name!r} has no column besides {label!r}; at least one feature is needed")
@@ -110,17 +115,15 @@ def draft(
     return Draft(Schema(label=target, columns=tuple(columns), name=name), excluded)
 
 
-def _read(table: Any, name: str) -> tuple[pd.DataFrame, str]:
-    """The table and a name for it."""
+def _read(table: Any, name: str) -> tuple[dict[Path, pd.DataFrame], str]:
+    """The tables, by file, and a name for them."""
     import pandas as pd
 
     if isinstance(table, pd.DataFrame):
-        return table, name or "data"
-    files = table_files(table)
-    if files:
-        frame = join_tables(files, [read_table(file) for file in files])
-        return frame, name or files[0].resolve().parent.name
-    return read_table(table), name or os.path.basename(os.fspath(table))
+        return {Path(): table}, name or "data"
+    if files := table_files(table):
+        return {file: read_table(file) for file in files}, name or files[0].resolve().parent.name
+    return {Path(table): read_table(table)}, name or os.path.basename(os.fspath(table))
 
 
 def _draft_label(series: pd.Series, name: str, task: str) -> Label:

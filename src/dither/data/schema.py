@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 # What an empty cell looks like. "None" is not among them: it is a category in many tables.
 MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "null", "NULL")
 # What else stands for one among numbers. In a column of categories these may be categories ("-": Rh negative).
-MISSING_NUMBER = (*MISSING, "-", "--", ".", "na", "none", "None", "missing", "unknown")
+MISSING_NUMBER = (*MISSING, "-", "--", ".", "na", "n.a.", "N.A.", "k.A.", "none", "None", "missing", "unknown")
 _WHOLE_NUMBER = re.compile(r"[+-]?\d+\.0+")
 
 PUBLIC = "public"

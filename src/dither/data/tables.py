@@ -273,8 +273,8 @@ def join_tables(files: Collection[Path], tables: Collection[pd.DataFrame]) -> pd
         for name in sorted(set(map(str, first.columns)) ^ set(map(str, table.columns))):
             has, lacks = (first_file, file) if name in first.columns else (file, first_file)
             raise DataError(
-                f"{lacks.name!r} has no column {name!r}, which {has.name!r} has; rename or add it, or give a "
-                "schema of the columns that all files have"
+                f"{lacks.name!r} has no column {name!r}, which {has.name!r} has; rename or add it, or use a "
+                f"schema without it (`dither data schema FILES... --drop {name}`)"
             )
     columns = {}
     for name in first.columns:

@@ -23,6 +23,7 @@ from scipy.special import ndtri
 
 from dither.accounting import ZERO_OUT, gaussian_mu
 from dither.accounting.ledger import Charge, Ledger
+from dither.data.drafts import UNSHARED
 from dither.data.schema import MISSING, MISSING_NUMBER, canonical, factorize, parse_numbers
 from dither.errors import DataError, SpecError
 from dither.experiment.report import decode
@@ -440,6 +441,22 @@ def release(epsilon: float, delta: float, *, lists_names: bool = True) -> Releas
 
 
 # reason: what is released of which files, and where it is charged
+def identify(book: Ledger, files: Sequence[Path], contents: Sequence[str], new_ledger: bool) -> list[str]:
+    """The accounts of the files, each of which holds the records of its own. `DataError` where another account
+    has these records; nothing is charged."""
+    from dither.accounting.ledger.runs import data_id
+    from dither.data import check_unchanged, hash_records
+
+    datasets = [data_id(book, path=str(file)) for file in files]
+    for number, (file, dataset) in enumerate(zip(files, datasets, strict=True)):
+        if dataset in datasets[:number]:
+            raise DataError(f"{file.name!r} is given twice: its records would count, and be charged, twice")
+    for file, dataset, content in zip(files, datasets, contents, strict=True):
+        book.identify(dataset, partial(hash_records, file), file=file.name, new_ledger=new_ledger)
+        check_unchanged(file, content)
+    return datasets
+
+
 def charge(
     ledger: str | Path | None,
     given: Sequence[Any],
@@ -454,23 +471,16 @@ def charge(
     """Charge private statistics to the account of every file, in `ledger` or the user's own; returns the name of
     the charge. `BudgetExhausted` says that a file cannot pay; then none is charged (unless another process has
     spent in between). `contents` are the files' digests before they were read."""
-    from dither.accounting.ledger.runs import EVERY_RECORD, data_id
-    from dither.data import check_unchanged, hash_records
+    from dither.accounting.ledger.runs import EVERY_RECORD
 
     run = f"{what}-{os.urandom(16).hex()}"
     asked = [Charge(EVERY_RECORD, [((release(epsilon, delta, lists_names=lists_names),), 1)])]
     if any(not isinstance(each, str | Path) for each in given):
         raise SpecError("data frames cannot be charged to a ledger: give files, or declare public=True")
     book = Ledger(ledger or Ledger.default_path())
-    files = [(file, data_id(book, path=str(file))) for file in map(Path, given)]
-    for number, (file, dataset) in enumerate(files):
-        if dataset in [other for _, other in files[:number]]:
-            raise DataError(f"{file.name!r} is given twice: its records would count, and be charged, twice")
-    for (file, dataset), content in zip(files, contents, strict=True):
-        book.identify(dataset, partial(hash_records, file), file=file.name, new_ledger=new_ledger)
-        check_unchanged(file, content)
+    datasets = identify(book, [Path(each) for each in given], contents, new_ledger)
     # Those that cannot pay come first: they raise before any other is charged.
-    for _, dataset in sorted(files, key=lambda pair: book.affordable(run, pair[1], lambda _: asked, 1)):
+    for dataset in sorted(datasets, key=lambda each: book.affordable(run, each, lambda _: asked, 1)):
         book.charge(run, dataset, asked, rounds=(0, 1), plan=lambda: asked)
     return run
 
@@ -497,6 +507,14 @@ def read(each: Any) -> pd.DataFrame:
 
     table: pd.DataFrame = read_table(each)
     return table
+
+
+def unshared_columns(tables: Sequence[pd.DataFrame]) -> dict[str, str]:
+    """Why each column that only some of the tables have is left out."""
+    names = list(dict.fromkeys(str(name) for table in tables for name in table.columns))
+    having = {name: sum(name in table.columns for table in tables) for name in names}
+    count = len(tables)
+    return {name: f"{UNSHARED}: {n} of {count}" for name, n in having.items() if n < count}
 
 
 def shared_columns(tables: Sequence[pd.DataFrame], wanted: Sequence[str] = ()) -> list[str]:

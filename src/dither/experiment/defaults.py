@@ -25,6 +25,8 @@ _RATE = 0.05  # the smallest sampling rate
 _MULTIPLIER = 2.5  # noise multiplier from which on a smaller batch costs no accuracy
 _CLIP = 0.6  # of the norm of a usual record
 _LEAST_PATH, _MOST_PATH = 90.0, 300.0  # step size times steps
+_DRIFT = 2.5  # of a model by noise alone, over all its parameters and steps
+_SQUARED_CLIP, _SQUARED_DRIFT = 0.15, 0.2  # the same for a number scaled to [0, 1], which is seldom far off
 _CLIENTS = 10  # that a single table is dealt out to
 
 _START = {
@@ -56,6 +58,7 @@ def defaults_for(
     delta: float = 1e-5,
     norm: float = 0.0,
     summed: int = 1,
+    regression: bool = False,
 ) -> dict[str, Any]:
     """Values of a spec for clients that hold `sizes` records of `num_features` features. `norm` is the norm of a
     usual record (by default √num_features), `summed` the number of clients whose noise counts in a secure sum:
@@ -64,21 +67,27 @@ def defaults_for(
     Noisy gradient descent on Poisson batches. Over all steps the noise in a parameter is about
     (step size · steps) · clip · √clients / (μ · records). So step size times steps, which says how far the model
     can go, is as large as this allows, from 90 to 300. The sampling rate is as small as costs no accuracy.
+    For `regression` a step is at most one over the curvature of the squared loss: beyond two, steps grow.
     """
     sizes = np.asarray(sizes)
     norm = norm or math.sqrt(num_features + 1)
-    clip = float(f"{_CLIP * norm:.2g}")
+    clip = float(f"{(_SQUARED_CLIP if regression else _CLIP) * norm:.2g}")
     mu = min(gaussian_mu(epsilon, delta), 10.0)
     steps = NUM_ROUNDS * LOCAL_STEPS
     rate = float(f"{min(max(_RATE, _MULTIPLIER * mu / math.sqrt(steps)), 1.0):.2g}")
-    path = 2.5 * mu * math.sqrt(summed) * float(sizes.sum()) / (clip * math.sqrt(len(sizes) * (num_features + 1)))
+    drift, least, most = (
+        (_SQUARED_DRIFT, 0.0, steps / norm**2) if regression else (_DRIFT, _LEAST_PATH, _MOST_PATH)
+    )
+    path = (
+        drift * mu * math.sqrt(summed) * float(sizes.sum()) / (clip * math.sqrt(len(sizes) * (num_features + 1)))
+    )
     return {
         "cohort_size": len(sizes),
         "num_rounds": steps if summed > 1 else NUM_ROUNDS,
         "local_steps": 1 if summed > 1 else LOCAL_STEPS,
         "sampling_rate": rate,
         "batch_size": max(round(rate * float(sizes.mean())), 1),
-        "client_lr": float(f"{min(max(path, _LEAST_PATH), _MOST_PATH) / steps:.2g}"),
+        "client_lr": float(f"{min(max(path, least), most) / steps:.2g}"),
         "privacy.clip_norm": clip,
     }
 
@@ -105,7 +114,10 @@ def completed(given: Mapping[str, Any], records: Any, data_dir: str | Path | Non
     transformed = spec.data.transform != "none"
     norm = math.hypot(1, data.NORM_BOUND) if transformed else _usual_norm(dataset.schema, spec.data.encoding)
     summed = max(len(sizes) - spec.colluders, 1) if sums and spec.privacy.view != "upload" else 1
-    chosen |= defaults_for(sizes, features, spec.privacy.epsilon, delta=delta, norm=norm, summed=summed)
+    chosen |= defaults_for(
+        sizes, features, spec.privacy.epsilon,
+        delta=delta, norm=norm, summed=summed, regression=not dataset.classes,
+    )  # fmt: skip
     chosen["model.name"] = {0: "linear", 2: "logistic"}.get(len(dataset.classes), "softmax")
     chosen = {key: value for key, value in chosen.items() if key not in given}
     spec = Spec.from_any({**_START, **chosen, **given})
@@ -120,7 +132,7 @@ def federated_defaults(schema: data.Schema, sizes: Sequence[int], epsilon: float
     return {
         **_START,
         "num_clients": len(sizes),
-        **defaults_for(sizes, features, epsilon, delta=delta, norm=norm),
+        **defaults_for(sizes, features, epsilon, delta=delta, norm=norm, regression=not schema.label.classes),
         "model.name": {0: "linear", 2: "logistic"}.get(len(schema.label.classes), "softmax"),
         "privacy.epsilon": epsilon,
         "privacy.delta": delta,

@@ -30,6 +30,7 @@ from dither.privacy.discrete import Words, os_words
 _BINS = 32  # of the probability of the predicted class, where there are several
 _SHARES = {"survey": 0.03, "zoom": 0.03, "confusion": 0.07, "curve": 0.32, "ranks": 0.4, "losses": 0.15}  # of μ²
 _POSSIBLE = {**dict.fromkeys(("accuracy", "auc", "f1", "brier"), (0.0, 1.0)), "log_loss": (0.0, math.inf)}
+_POSSIBLE |= {"r2": (-math.inf, 1.0), "rmse": (0.0, math.inf), "mae": (0.0, math.inf)}
 _COMMON = (-8.0, 8.0)  # log-odds, where nothing stands out of the noise
 _WIDE = 2.2  # standard deviations: some more than 1.96, as scores are ratios of noisy counts
 _REDRAWN = 200  # times that the noise is drawn again, for the intervals

@@ -109,7 +109,8 @@ def private_schema(
     charged = counting.charge(ledger, files, contents, epsilon, delta, what="schema", new_ledger=new_ledger)
     privacy = SchemaPrivacy(epsilon, delta, charged)
     name = Path(files[0]).resolve().parent.name if len(files) > 1 else Path(files[0]).name
-    return estimate_schema(Counting(tables, epsilon, delta, words), header, wanted, privacy, name)
+    schema, excluded = estimate_schema(Counting(tables, epsilon, delta, words), header, wanted, privacy, name)
+    return Draft(schema, {**excluded, **counting.unshared_columns(tables)})
 
 
 def estimate_schema(

@@ -476,7 +476,9 @@ class Report(Overview):
         """The whole report, as pairs of (what, value)."""
         lines, main = self.main_lines(), self.epsilon.main
         if self.federation is not None:
-            safe = f"secure aggregation, safe from a server that colludes with {self.federation.colluders} parties"
+            count = self.federation.colluders
+            who = f"{count} {'party' if count == 1 else 'parties'}"
+            safe = f"secure aggregation, safe from a server that colludes with {who}"
             lines.append(("sums", safe if self.federation.aggregation != "off" else "in the open"))
             lines.append(("a round", f"{self.federation.seconds_a_round:.2f} s"))
         if (read := self.streamed) is not None:

@@ -80,13 +80,18 @@ class Budgets(NamedTuple):
     @classmethod
     def split(cls, epsilon: float, records: int, delta: float = 0.0, shares: Sequence[float] = SHARES) -> Budgets:
         """Split ε by shares of μ². `delta` 0: below one over the number of records."""
-        if len(shares) != 3 or min(shares) <= 0 or not math.isclose(sum(shares), 1.0, abs_tol=1e-6):
-            raise SpecError(f"shares={tuple(shares)} must be three numbers above 0 that add up to 1")
+        check_shares(shares)
         delta = delta or min(1e-5, 10.0 ** -math.ceil(math.log10(records)))
         counting.check_budget(epsilon, delta)
         mu = gaussian_mu(epsilon, _FILTER * delta)
         parts = (float(f"{gaussian_epsilon(mu * math.sqrt(share), delta):.4g}") for share in shares)
         return cls(epsilon, delta, *parts)
+
+
+def check_shares(shares: Sequence[float]) -> None:
+    """`SpecError` unless they split the whole into three parts."""
+    if len(shares) != 3 or not min(shares) > 0 or not math.isclose(sum(shares), 1.0, abs_tol=1e-6):
+        raise SpecError(f"shares={tuple(shares)} must be three numbers above 0 that add up to 1")
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,7 @@ class ProjectPlan:
     wanted: Wanted
     budgets: Budgets
     least_class: LeastClass
+    unshared: Mapping[str, str]  # columns that only some files have
 
     def lines(self) -> list[tuple[str, str]]:
         """What a person should know before anything is looked at."""
@@ -109,6 +115,7 @@ class ProjectPlan:
             label += f"; {self.least_class} (--classes declares them)"
         return [
             ("tables", f"{len(self.files)}, {sum(self.records):,} records"),
+            *(("left out", f"column {name!r} {why}") for name, why in self.unshared.items()),
             ("label", label),
             (
                 "ε in all",
@@ -116,7 +123,7 @@ class ProjectPlan:
                 f"the ledger",
             ),
             ("schema", f"ε = {epsilon_text(self.budgets.schema)}: kinds, bounds, categories"),
-            ("training", f"ε = {epsilon_text(self.budgets.training)}, about: on 4 of 5 records"),
+            ("training", f"ε ≈ {epsilon_text(self.budgets.training)}: on 4 of 5 records"),
             ("evaluation", f"ε = {epsilon_text(self.budgets.evaluation)}: on the others"),
         ]
 
@@ -187,7 +194,8 @@ def plan_project(
     budgets = Budgets.split(epsilon, sum(records), delta, shares)
     header = counting.shared_columns(tables)
     least = check_classes(wanted, header, records, (budgets.schema, budgets.delta))
-    return ProjectPlan(tuple(files), records, tuple(header), wanted, budgets, least)
+    unshared = counting.unshared_columns(tables)
+    return ProjectPlan(tuple(files), records, tuple(header), wanted, budgets, least, unshared)
 
 
 def start_project(
@@ -228,6 +236,9 @@ def start_project(
             room = folder / "room"  # or have none
             write_bytes(room, bytes(_ROOM))
             room.unlink()
+            counting.identify(
+                book, plan.files, counting.digests(plan.files), new_ledger
+            )  # before any budget is set
             for dataset in datasets:
                 if book.budget(dataset) is None:
                     book.set_budget(dataset, Budget(plan.budgets.epsilon, plan.budgets.delta))

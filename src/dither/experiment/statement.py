@@ -32,11 +32,13 @@ _GUESSES = {
 }
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a;"
-    "background:#fff}table{border-collapse:collapse;margin:1rem 0}td,th{padding:.3rem .8rem .3rem 0;"
-    "border-bottom:1px solid #ddd;vertical-align:top}h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem}"
-    "caption{display:none}ul{margin:.3rem 0}"
+    "background:#fff}table{border-collapse:collapse;margin:1rem 0;display:block;overflow-x:auto}"
+    "td,th{padding:.3rem .8rem .3rem 0;border-bottom:1px solid #ddd;vertical-align:top}"
+    "h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem}"
+    "caption{display:none}ul{margin:.3rem 0}h1,code{overflow-wrap:anywhere}"
     "@media(prefers-color-scheme:dark){body{color:#e6e6e6;background:#16191c}td,th{border-color:#444}}"
 )
+_BESIDE = 35.0  # mm of what follows a heading that must fit onto its page
 
 
 # An attacker's odds
@@ -134,12 +136,15 @@ class Statement:
         write(self.title, 15, "B")
         for section in self.sections:
             page.ln(2)
+            if page.will_page_break(_BESIDE):
+                page.add_page()
             write(section.question, 11, "B")
             for sentence in section.answer:
                 write(re.sub("^- ", "• ", sentence.replace("`", "")), 9)
             if section.table:
                 page.set_font("text", "", 8)
-                with page.table(section.table, text_align="LEFT", line_height=5, padding=1):
+                widths = [min(max(map(len, column)), 34) + 3 for column in zip(*section.table, strict=True)]
+                with page.table(section.table, text_align="LEFT", line_height=5, padding=1, col_widths=widths):
                     pass
                 page.ln(2)
         return bytes(page.output())

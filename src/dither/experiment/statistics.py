@@ -66,6 +66,7 @@ class Statistics:
     epsilon: float
     delta: float
     institutions: int
+    left_out: Mapping[str, str] = field(default_factory=dict)  # columns that only some tables have
 
     def column(self, name: str) -> ColumnStatistics:
         for each in self.columns:
@@ -119,7 +120,8 @@ def statistics(
     else:
         counting.charge(ledger, given, contents, epsilon, delta, new_ledger=new_ledger)
     described = describe(Counting(tables, epsilon, delta, words), names)
-    return Statistics(described, epsilon, delta, len(tables))
+    left_out = {} if columns else counting.unshared_columns(tables)
+    return Statistics(described, epsilon, delta, len(tables), left_out)
 
 
 def describe(counter: Counter, names: Sequence[str]) -> tuple[ColumnStatistics, ...]:

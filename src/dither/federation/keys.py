@@ -238,7 +238,7 @@ def request(folder: Path, name: str) -> PartyKeys:
 def read_request(path: Path) -> PartyKeys:
     """The keys in a party's request, if their holder signed it."""
     advice = "ask that party for its request again (`dither federation request`)"
-    saved = read_checked(path, advice)
+    saved = _received(path, advice)
     try:
         party = PartyKeys.from_dict(saved)
         node_key: Any = serialization.load_ssh_public_key(party.node_key.encode())
@@ -325,7 +325,7 @@ def accept(folder: Path, invitation: Path) -> tuple[Keyring, Keyring | None]:
     """Store an invitation in a party's folder; the members, and those before where there were any. It must list
     this party's own keys, and a later one must come from the same CA and speak of the same federation."""
     advice = "ask for the invitation again"
-    saved = read_checked(invitation, advice)
+    saved = _received(invitation, advice)
     try:
         content = {name: saved[name] for name in ("federation", "ca")}
         keyring, signature = Keyring.from_dict(saved["federation"], invitation), bytes.fromhex(saved["signature"])
@@ -500,6 +500,13 @@ def _check_issued(path: Path, folder: Path) -> None:
         certificate.verify_directly_issued_by(issuer)
     except (InvalidSignature, ValueError, TypeError):
         raise DamagedFile(f"{str(path)!r} does not bear the signature of ca.pem; {_ADVICE}") from None
+
+
+def _received(path: Path, advice: str) -> dict[str, Any]:
+    """What somebody sent in a file."""
+    if not path.is_file():
+        raise ConfigError(f"file {str(path)!r} not found; check the path")
+    return read_checked(path, advice)
 
 
 def _parsed(path: Path, parse: Callable[[bytes], _T]) -> _T:

@@ -327,6 +327,8 @@ class Spec:
             except UnicodeDecodeError:
                 raise SpecError(f"{str(path)!r} is not a text file in UTF-8") from None
             return cls.from_toml(text, where=str(path))
+        if (path / "run" / "spec.toml").is_file():  # a project of `dither start`
+            raise SpecError(f"{str(path)!r} is not a run folder; give {str(path / 'run')!r}")
         if (path.suffix or "/" in str(source)) and str(source) not in preset_names():
             beside = [each.name for each in path.parent.glob("*.toml")] if path.parent.is_dir() else []
             hint = did_you_mean(path.name, beside) if beside else "; give a preset or a file that ends in .toml"

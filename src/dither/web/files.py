@@ -6,7 +6,7 @@ import json
 import math
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from dither.experiment.folder import RunFolder
 from dither.experiment.report import Report
 from dither.spec import Spec
 
-SPEC = "spec.toml"
+SPEC, PROJECT = "spec.toml", "../project.json"
 MAX_DEPTH = 4  # folders below the root in which a run or a report may lie
 _MAX_FOLDERS = 20_000
 _DEFAULTS = Spec()
@@ -99,6 +99,7 @@ class RunFiles(NamedTuple):
     metrics: list[dict[str, Any]]
     problem: str  # what is wrong with the files
     counted: Mapping[str, Any] = MappingProxyType({})  # what a private schema has spent: ε and δ
+    project: Sequence[Any] = ()  # what `dither start` has spent, part by part, and together
 
 
 def read_run(folder: SafeFolder, run: str) -> RunFiles:
@@ -114,7 +115,9 @@ def read_run(folder: SafeFolder, run: str) -> RunFiles:
             report = Report.from_json(summary, folder.root / run, _outline(spec), metrics)
         except (AttributeError, KeyError, TypeError, ValueError, DitherError) as error:
             summary_problem = f"summary.json is not the summary of a run: {text_of(error)}"
-    return RunFiles(spec, report, audit, metrics, problem or summary_problem, _schema_privacy(folder, run))
+    project = _read_object(folder, run, PROJECT)[0]
+    counted = _schema_privacy(folder, run), entries(project, "split")
+    return RunFiles(spec, report, audit, metrics, problem or summary_problem, *counted)
 
 
 def _schema_privacy(folder: SafeFolder, run: str) -> dict[str, Any]:

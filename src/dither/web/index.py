@@ -1,7 +1,7 @@
 """The runs of a folder as rows of a table: read again only where a file changed, and pushed to open pages.
 
 A row is plain values: what the folder's files say, nothing computed. `RunIndex.refresh` looks at the time and size
-of four files of each run; a thousand runs take a few hundredths of a second when nothing changed.
+of five files of each run; a thousand runs take a few hundredths of a second when nothing changed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,10 +23,22 @@ from fastapi.concurrency import run_in_threadpool
 from dither.accounting import ProvenRow
 from dither.errors import DitherError
 from dither.experiment.folder import to_json
-from dither.experiment.report import TOGETHER, Epsilon, LedgerCharge, Report, SpentPart
-from dither.web.files import RunFiles, SafeFolder, entries, fields, number, privacy_of, read_run, section, text_of
+from dither.experiment.report import SHORT_VIEWS, TOGETHER, Epsilon, LedgerCharge, Report, SpentPart
+from dither.web.files import (
+    PROJECT,
+    SPEC,
+    RunFiles,
+    SafeFolder,
+    entries,
+    fields,
+    number,
+    privacy_of,
+    read_run,
+    section,
+    text_of,
+)
 
-_STAMPED = ("spec.toml", "metrics.jsonl", "summary.json", "audit.json")
+_STAMPED = (SPEC, "metrics.jsonl", "summary.json", "audit.json", PROJECT)
 _SPARK_POINTS = 32  # of the little curve
 _QUIET = 120.0  # seconds without news after which a run without a summary no longer counts as running
 _HEARTBEAT = 15.0  # seconds after which a silent connection gets a sign of life
@@ -264,7 +276,7 @@ def _row(files: RunFiles) -> Row:
         "delta": number(privacy.get("delta")),
         "noise": text_of(privacy.get("noise", "")),
         "claimed": _claimed(report.epsilon) if report else None,
-        "proven": _proven(report, files.counted) if report else None,
+        "proven": _proven(report, files) if report else None,
         "attacked": _attacked(entries(files.audit, "rows"), privacy),
         "ledger": report.ledger if report else None,
         "interval": _interval(metrics),
@@ -324,9 +336,9 @@ def _claimed(epsilon: Epsilon) -> Row:
     return {"value": number(claim.value), "unit": text_of(claim.unit), "failing": len(epsilon.failing_conditions)}
 
 
-def _proven(report: Report, schema: Mapping[str, Any]) -> Row | None:
+def _proven(report: Report, files: RunFiles) -> Row | None:
     """The proven ε of the run for the spec's view and adjacency, or the nearest that there is. Where the same
-    records were also counted, by a federation or for the `schema`: of everything together, and of each part."""
+    records were also counted, by a federation, a project or for a schema: of all together, and of each part."""
     epsilon = report.epsilon
     rows = [row for row in epsilon.table if row.view == epsilon.view] or epsilon.table
     rows = [row for row in rows if not row.unit.startswith("message")] or rows
@@ -334,10 +346,24 @@ def _proven(report: Report, schema: Mapping[str, Any]) -> Row | None:
         return None
     best = min(rows, key=lambda row: row.adjacency != epsilon.adjacency)
     shown = fields(vars(best), texts="unit view adjacency", numbers="value delta") | {"assumed": best.assumed}
-    split = report.federation.split if report.federation else _with_schema(best, schema)
+    split = report.federation.split if report.federation else _of_project(best, files.project)
+    split = split or _with_schema(best, files.counted)
     *parts, all_of_it = [fields(part._asdict(), texts="what", numbers="epsilon delta") for part in split] or [{}]
     together = {"value": all_of_it["epsilon"], "delta": all_of_it["delta"]} if parts else {}
     return shown | together | {"parts": parts}
+
+
+def _of_project(row: ProvenRow, split: Sequence[Any]) -> tuple[SpentPart, ...]:
+    """What `dither start` saved of what it spent, if it is about this run and for the same adversary."""
+    parts = tuple(
+        SpentPart(
+            text_of(part.get("what")), number(part.get("epsilon")) or math.inf, number(part.get("delta")) or 1.0
+        )
+        for part in split
+    )
+    same = ("training", row.value) in [(part.what, part.epsilon) for part in parts]
+    terms = f"{SHORT_VIEWS.get(row.view)}, {row.adjacency}"
+    return parts if same and text_of(split[-1].get("terms")) == terms else ()
 
 
 def _with_schema(row: ProvenRow, schema: Mapping[str, Any]) -> tuple[SpentPart, ...]:

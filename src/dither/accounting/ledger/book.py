@@ -325,8 +325,9 @@ class Book:
             _charge(after, run_key(dataset, run), charged, counts, plan)
             if not self._affords(dataset, client, after, budget):
                 spent, would_be = (epsilon_text(self.epsilon(each, budget), digits=6) for each in (before, after))
+                who = self.called(dataset) + f", client {client!r}" * (client != EVERY_RECORD)
                 raise BudgetExhausted(
-                    f"client {client!r} has spent ε={spent} of its budget {budget}; "
+                    f"{who} has spent ε={spent} of its budget {budget}; "
                     f"rounds {first} to {stop - 1} of run {run[:16]!r} would make it ε={would_be}"
                 )
 

@@ -1,5 +1,5 @@
 // The table of runs: live, filtered, sorted, and a comparison of those that are picked.
-import { ago, epsilon, failed, get, h, number, partsOf, short, show, svg, wait } from "./dom.js";
+import { ago, epsilon, failed, get, h, number, short, show, svg, wait } from "./dom.js";
 import { compare } from "./compare.js";
 
 const rows = new Map();      // id -> row
@@ -110,7 +110,7 @@ function tr(row) {
   ];
   const proven = row.proven && [
     h("span", { class: "eps proven" }, epsilon(row.proven.value)),
-    h("span", { class: "sub" }, `${row.proven.assumed ? "assumed, " : ""}${row.proven.adjacency}${row.proven.parts.length ? `; ${partsOf(row.proven)}` : ""}`),
+    h("span", { class: "sub" }, `${row.proven.assumed ? "assumed, " : ""}${row.proven.adjacency}${row.proven.parts.length ? `; ${row.proven.parts.map((part) => part.what).join(", ")}` : ""}`),
   ];
   const attacked = row.attacked && [
     h("span", { class: "eps attacked" }, `≥ ${epsilon(row.attacked.value, -1)}`),
