@@ -23,7 +23,8 @@ from fastapi.concurrency import run_in_threadpool
 from dither.accounting import ProvenRow
 from dither.errors import DitherError
 from dither.experiment.folder import to_json
-from dither.experiment.report import SHORT_VIEWS, TOGETHER, Epsilon, LedgerCharge, Report, SpentPart
+from dither.experiment.report import TOGETHER, Epsilon, LedgerCharge, Report, SpentPart
+from dither.types import SHORT_VIEWS
 from dither.web.files import (
     PROJECT,
     SPEC,
