@@ -127,7 +127,7 @@ def test_one_epsilon_does_not_cover_what_another_ledger_was_charged(tmp_path, ca
     """With --new-ledger it was said to cover all of it."""
     split = SpentPart("training", 0.9, 1e-5), SpentPart(TOGETHER, 1.0, 1e-5, "", ("another ledger's account",))
     scores = PrivateScores({}, {}, (), 500, 0.2, 1e-5)
-    report = SimpleNamespace(epsilon=SimpleNamespace(main=[]))
+    report = SimpleNamespace(epsilon=SimpleNamespace(main=[]), advice=(), local=SimpleNamespace(advice=()))
     runs._print_project(start.Project(tmp_path, report, scores, split, {}))
     said = capsys.readouterr().out
     assert "covers all of it, except the following\nnot covered: another ledger's account\n" in said
