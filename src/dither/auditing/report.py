@@ -184,7 +184,7 @@ def report_row(
         rounds=result.rounds,
         refutes_claim=claimed is not None and best.value > claimed,
         verdict="VIOLATION" if violated else "within the proof",
-        reached=result.curve(delta, confidence),
+        reached=result.curve(delta, best.confidence),
     )
 
 
