@@ -1,9 +1,12 @@
 """The trials of an audit are runs of the engine: the same functions, keys and sums give the same models."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from dither.auditing import audit, neighbours, trials
+from dither.auditing.report import report_row
 from dither.experiment.build import build_experiment
 from dither.models import Model
 from dither.simulation import engine
@@ -107,6 +110,18 @@ def test_all_rows_hold_together():
         for row in report.rows:
             spent = sum(1 - bound.confidence for bound in row.bounds)
             assert spent == pytest.approx(0.05 / count)
+
+
+@pytest.mark.parametrize(("assumed", "verdict"), [(False, "VIOLATION"), (True, "beyond a proof")])
+def test_an_attack_beyond_a_proof_is_not_called_within_it(assumed, verdict):
+    experiment = build_experiment(
+        small_spec("cpfed", batch_sampling="full", num_rounds=1, local_steps=1), dataset=small_dataset()
+    )
+    found = audit(experiment, views=("upload",), trials=2000)
+    proofs = [replace(row, value=0.1, assumed=assumed) for row in experiment.accountant().table()]
+    row = report_row(found.results[0], experiment, proofs, found.claimed, 0.95)
+    assert row.verdict.startswith(verdict)
+    assert row.violated is not assumed
 
 
 def _leaves(tree):
