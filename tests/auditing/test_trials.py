@@ -124,6 +124,17 @@ def test_an_attack_beyond_a_proof_is_not_called_within_it(assumed, verdict):
     assert row.violated is not assumed
 
 
+def test_a_claim_at_a_larger_delta_is_not_refuted_by_an_attack_at_a_smaller_one():
+    experiment = build_experiment(
+        small_spec("cpfed", batch_sampling="full", num_rounds=1, local_steps=1), dataset=small_dataset()
+    )
+    found = audit(experiment, views=("final",), trials=2000)
+    for delta, refuted in ((1e-3, True), (0.5, False)):
+        claim = {**found.claimed, "value": 0.01, "delta": delta}
+        row = report_row(found.results[0], experiment, experiment.accountant().table(), claim, 0.95)
+        assert row.refutes_claim is refuted
+
+
 def _leaves(tree):
     import jax
 

@@ -165,8 +165,8 @@ def report_row(
         if row.view == result.view and row.adjacency == adjacency and row.unit.split(",")[0] == unit
     )
     best = max(result.bounds, key=lambda b: b.value)
-    is_claimed = claim["unit"] == unit and claim["adjacency"] == adjacency and _claim_covers(result, experiment)
-    claimed = claim["value"] if is_claimed else None
+    alike = claim["unit"] == unit and claim["adjacency"] == adjacency and claim["delta"] <= delta
+    claimed = claim["value"] if alike and _claim_covers(result, experiment) else None
     beyond = "beyond a proof that rests on an assumption" if proof.assumed else "VIOLATION"
     return AuditRow(
         view=result.view,
