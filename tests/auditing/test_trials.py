@@ -7,6 +7,7 @@ import pytest
 
 from dither.auditing import audit, neighbours, trials
 from dither.auditing.report import report_row
+from dither.experiment import build
 from dither.experiment.build import build_experiment
 from dither.models import Model
 from dither.simulation import engine
@@ -133,6 +134,30 @@ def test_a_claim_at_a_larger_delta_is_not_refuted_by_an_attack_at_a_smaller_one(
         claim = {**found.claimed, "value": 0.01, "delta": delta}
         row = report_row(found.results[0], experiment, experiment.accountant().table(), claim, 0.95)
         assert row.refutes_claim is refuted
+
+
+def test_rows_that_other_code_found_are_not_taken_up(tmp_path, monkeypatch):
+    experiment = build_experiment(
+        small_spec("cpfed", batch_sampling="full", num_rounds=1, local_steps=1), dataset=small_dataset()
+    )
+
+    def found(stop=False):
+        def on_row(row):
+            if stop:
+                raise KeyboardInterrupt
+
+        return audit(experiment, views=("upload", "final"), trials=200, keep=tmp_path, on_row=on_row)
+
+    with pytest.raises(KeyboardInterrupt):
+        found(stop=True)
+    kept = list(tmp_path.iterdir())
+    assert len(kept) == 1
+    with monkeypatch.context() as edited:
+        edited.setattr(build, "_code", lambda: ("edited", 0.0))
+        found()
+    assert list(tmp_path.iterdir()) == kept
+    found()
+    assert not list(tmp_path.iterdir())
 
 
 def _leaves(tree):

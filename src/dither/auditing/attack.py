@@ -32,7 +32,7 @@ from dither.auditing.trials import (
     target_schedule,
 )
 from dither.errors import SpecError, did_you_mean
-from dither.experiment.build import Experiment, build_experiment, claim_after, squared_norm_bound
+from dither.experiment.build import Experiment, build_experiment, claim_after, origin, squared_norm_bound
 from dither.experiment.folder import Unfinished
 from dither.experiment.report import Report, run_folder
 from dither.privacy import sampling
@@ -113,7 +113,7 @@ def audit(
     # A union bound over the rows keeps the confidence.
     options = options._replace(confidence=1 - (1 - confidence) / max(1, len(attacks)))
     auditor = _Auditor(experiment, code, proofs, options)
-    about = [experiment.spec.digest(), experiment.data_digest, options, completed_rounds, attacks]
+    about = [origin(experiment, {}), options, completed_rounds, attacks]
     finished = Unfinished(None if build or keys else keep, "audit", about)
     rows, results = [], []
     for view, unit in attacks:
