@@ -1,6 +1,7 @@
 """`dither audit`: the table, the files, and the exit code that a violation has."""
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -57,6 +58,9 @@ def test_a_method_with_half_its_noise_ends_with_the_exit_code_of_a_violation(tmp
     assert saved["rows"][0]["attacked"]["confidence"] == pytest.approx(0.95)
     assert (tmp_path / "found" / "audit-roc.png").is_file()
     assert (tmp_path / "found" / "audit-trials.png").is_file()
+    for bound in saved["rows"][0]["bounds"]:  # each is a lower bound: rounded down
+        printed = re.search(rf"([\d.e+]+) by {re.escape(bound['form'])}", result.output)
+        assert float(printed[1]) <= bound["value"]
 
 
 def test_a_run_keeps_what_its_audit_found(tmp_path):

@@ -32,7 +32,7 @@ from dither.auditing.trials import (
     target_schedule,
 )
 from dither.errors import SpecError, did_you_mean
-from dither.experiment.build import Experiment, build_experiment, claim_after, squared_norm_bound
+from dither.experiment.build import Experiment, build_experiment, claim_after, origin, squared_norm_bound
 from dither.experiment.folder import Unfinished
 from dither.experiment.report import Report, run_folder
 from dither.privacy import sampling
@@ -42,6 +42,7 @@ from dither.types import Algorithm, Hyper, Release, RoundInfo
 _SEARCH = 256  # trials with which pairs are compared
 _PILOT, _MOST_PILOT = 2048, 32_768
 _OPERATIONS = 1.2e12  # of one row: about a minute on two cores
+_COUPLED = 256  # pilot trials that show whether what is seen is linear in the noise
 _FEWEST = 200  # trials, however large the model
 
 
@@ -77,12 +78,12 @@ def audit(
 ) -> Audit:
     """Attack a spec (or a preset, a TOML file, a run folder, an `Experiment`): a lower bound on ε for each view.
 
-    Each row holds with probability `confidence`, whatever form of bound is its largest. `trials` are run with the
-    canary, and as many without. `rounds` attacks only the target's first rounds, which is still a lower bound
-    for the whole run. `completed_rounds` says that a run ended early. `canaries` adds the bounds from one run
-    with that many canaries. `build` and `keys` replace the method's and the engine's own code, to test whether
-    the audit notices. `keep` is a folder for finished rows until the last is done, so that an interrupted audit
-    continues.
+    All rows hold together with probability `confidence`, whatever form of bound is the largest of each. `trials`
+    are run with the canary, and as many without. `rounds` attacks only the target's first rounds, which is still
+    a lower bound for the whole run. `completed_rounds` says that a run ended early. `canaries` adds the bounds
+    from one run with that many canaries. `build` and `keys` replace the method's and the engine's own code, to
+    test whether the audit notices. `keep` is a folder for finished rows until the last is done, so that an
+    interrupted audit continues.
     """
     options = _Options(trials, confidence, canaries, rounds, seed)
     _check_options(views, options)
@@ -108,9 +109,11 @@ def audit(
         sizes = np.asarray(experiment.partition.size)
         accountant = accountant.of([most_exposed(experiment.cohorts, sizes)])
     proofs = accountant.table()
-    auditor = _Auditor(experiment, code, proofs, options)
     attacks = _attacks(views, options, experiment, claim)
-    about = [experiment.spec.digest(), experiment.data_digest, options, completed_rounds, attacks]
+    # A union bound over the rows keeps the confidence.
+    options = options._replace(confidence=1 - (1 - confidence) / max(1, len(attacks)))
+    auditor = _Auditor(experiment, code, proofs, options)
+    about = [origin(experiment, {}), options, completed_rounds, attacks]
     finished = Unfinished(None if build or keys else keep, "audit", about)
     rows, results = [], []
     for view, unit in attacks:
@@ -227,7 +230,7 @@ class _Auditor:
         scores = ratio(observed[0]), ratio(observed[1])
 
         # A union bound over the forms keeps the confidence.
-        gaussian = likelihood.is_unsampled(releases)
+        gaussian = likelihood.is_unsampled(releases) and pilot.is_linear()
         exhibited = likelihood.exhibited_pair(pilot, ratio, releases)
         each = 1 - (1 - self.options.confidence) / (1 + gaussian + (exhibited is not None))
         delta = spec.privacy.delta
@@ -254,7 +257,8 @@ class _Auditor:
             seed=self._seeds(1)[0],
         )
         forms = [bounds.one_run_bound]
-        if likelihood.is_unsampled(self._releases(schedule)):
+        bent = self.experiment.plan.max_norm or self.experiment.spec.secagg.bound
+        if likelihood.is_unsampled(self._releases(schedule)) and not bent:
             forms.append(bounds.one_run_gaussian_bound)
         shares = (0.1, 0.3, 1.0)
         each = 1 - (1 - self.options.confidence) / (len(shares) * len(forms))
@@ -339,7 +343,7 @@ class _Auditor:
         proofs = [row for row in self.proofs if row.view == view and row.adjacency == spec.adjacency]
         features = experiment.problem.x.shape[1]
         norm_bound = None
-        if any(row.recipe.startswith("R6") for row in proofs):  # it rests on a bound of the records' norm
+        if any(row.recipe.startswith("R6 G") for row in proofs):  # it rests on a bound of the records' norm
             bound = squared_norm_bound(spec, experiment.dataset)
             norm_bound = math.sqrt(min(float(features), math.inf if bound is None else bound))
         setting = PairSetting(
@@ -376,7 +380,7 @@ class _Auditor:
         inside, outside = (dataset(which, np.array([position])) for which in (True, False))
         placed = _PlacedPair(0.0, pair, inside, outside, direction)
         pilot = self._pilot(paired, placed, count)
-        if not all(np.all(np.isfinite(observed.target)) for observed in pilot):
+        if not all(np.all(np.isfinite(observed.target)) for observed in pilot.seen()):
             return unusable
         ratio = likelihood.fit(pilot)
         # Of pairs that tell about as much, one that can be exhibited tells more.
@@ -400,7 +404,7 @@ class _Auditor:
 
         def noiseless(positions: np.ndarray) -> np.ndarray:
             inside = dataset(True, positions)
-            inputs = paired.inputs(inside, inside, pair.start, direction, noise=False)
+            inputs = paired.inputs(inside, inside, pair.start, direction, noise=0.0)
             return paired.observe(inputs, seeds, final=self._final).target
 
         without = noiseless(np.arange(0))
@@ -423,11 +427,22 @@ class _Auditor:
             first = self._next_seed
             noisy.append(self._observe(paired, placed, dataset, count))
             self._next_seed = first  # the same seeds without noise
-            noiseless.append(self._observe(paired, placed, dataset, count, noise=False))
-        return likelihood.Pilot(*noisy, *noiseless)
+            noiseless.append(self._observe(paired, placed, dataset, count, noise=0.0))
+        # Some seeds of those without the canary once more: with it, and at half the noise.
+        after, few = self._next_seed, min(count, _COUPLED)
+
+        def again(dataset: TrialData, noise: float) -> np.ndarray:
+            self._next_seed = first
+            return self._observe(paired, placed, dataset, few, noise=noise).target
+
+        alone, still = noisy[1].target[:few], noiseless[1].target[:few]
+        bent = again(placed.inside, 1.0) - alone - (again(placed.inside, 0.0) - still)
+        curved = alone - still - 2 * (again(placed.outside, 0.5) - still)
+        self._next_seed = after
+        return likelihood.Pilot(noisy[0], noisy[1], noiseless[0], noiseless[1], bent, curved)
 
     def _observe(
-        self, paired: PairedTrials, placed: _PlacedPair, dataset: TrialData, count: int, *, noise: bool = True
+        self, paired: PairedTrials, placed: _PlacedPair, dataset: TrialData, count: int, *, noise: float = 1.0
     ) -> Observations:
         inputs = paired.inputs(dataset, placed.outside, placed.pair.start, placed.direction, noise=noise)
         return paired.observe(inputs, self._seeds(count), final=self._final)

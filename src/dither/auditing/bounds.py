@@ -9,7 +9,7 @@ counts       nothing is assumed
 mu-GDP       assumes a Gaussian trade-off (Dong, Roth, Su 2022): a lower limit of μ, then R1
 one run      many canaries in one run (Steinke, Nasr, Jagielski 2023)
 one run mu   its f-DP refinement for Gaussian trade-offs (Mahloujifar, Melis, Chaudhuri 2025)
-exhibited    a pair of datasets: measured distance of the noiseless outputs, measured noise and use, then R1 or R5
+exhibited    a pair of datasets: measured distance of the outputs, measured noise and use, then R1 or R5
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from scipy.special import betaincinv, expit, ndtr, ndtri
 from scipy.stats import binom, chi2
 
 from dither import accounting
+from dither.types import epsilon_text
 
 MU_FORM = "mu-GDP form: assumes Gaussian trade-off"
 EXHIBITED_FORM = "exhibited pair: assumes Gaussian noise, independent of batch and round"
@@ -144,6 +145,10 @@ def mu_thresholds(pilot_in: np.ndarray, pilot_out: np.ndarray) -> list[Threshold
     return [Threshold(low + share * (high - low), "in") for share in (0.5, 0.25, 0.75)]
 
 
+def _mu_text(mu: float) -> str:
+    return f"μ >= {epsilon_text(mu, 'down', 4)}"
+
+
 def mu_bound(scores: Scores, thresholds: Sequence[Threshold], *, delta: float, confidence: float) -> LowerBound:
     """ε at δ by R1 from a lower limit of μ = Φ⁻¹(1 - FPR) - Φ⁻¹(FNR), of both error counts. Only for releases
     whose trade-off is Gaussian."""
@@ -155,7 +160,7 @@ def mu_bound(scores: Scores, thresholds: Sequence[Threshold], *, delta: float, c
         fnr = upper_rate(float(np.sum(scores_in < threshold.value)), len(scores_in), error / 2)
         mu = max(mu, float(-ndtri(fpr) - ndtri(fnr)))
     value = accounting.gaussian_epsilon(mu, delta)
-    return LowerBound(value, MU_FORM, confidence, delta, len(scores_in), f"μ >= {mu:.4g}")
+    return LowerBound(value, MU_FORM, confidence, delta, len(scores_in), _mu_text(mu))
 
 
 # Many canaries in one run
@@ -221,7 +226,7 @@ def one_run_gaussian_bound(guesses: Guesses, *, delta: float, confidence: float)
     """ε at δ by R1 from the largest μ that the calls refute."""
     error = 1.0 - confidence
     mu = _largest_refuted(lambda mu: one_run_gaussian_refuted(guesses, mu, error))
-    detail = f"μ >= {mu:.4g}; {guesses.right} of {guesses.guessed} calls right, {guesses.canaries} canaries"
+    detail = f"{_mu_text(mu)}; {guesses.right} of {guesses.guessed} calls right, {guesses.canaries} canaries"
     value = accounting.gaussian_epsilon(mu, delta)
     return LowerBound(value, f"one run, {MU_FORM}", confidence, delta, 1, detail)
 
@@ -244,7 +249,7 @@ def _largest_refuted(refuted: Callable[[float], bool]) -> float:
 class ExhibitedPair(NamedTuple):
     """What was measured of a pair of neighbouring datasets.
 
-    distance    between the noiseless outputs when the record is used, along the line that joins them
+    distance    between the outputs with the same noise when the record is used, along the line that joins them
     residuals   noise on that line, one a trial (known mean 0)
     used        trials in which the record was used, of `draws`; None: it is used always
     releases    how often this happens, independently
@@ -274,10 +279,10 @@ def exhibited_bound(pair: ExhibitedPair, *, delta: float, confidence: float) -> 
         value = math.inf if used > delta else 0.0
     else:
         value = _pair_epsilon(pair.distance / noise_std, used, pair.releases, delta)
-    detail = (
-        f"noiseless distance {pair.distance:.4g}, noise std <= {noise_std:.4g}, "
-        f"used with probability >= {used:.4g}" + (f", {pair.releases} releases" if pair.releases > 1 else "")
-    )
+    least = [epsilon_text(number, "down", 4) for number in (pair.distance, used)]
+    most = epsilon_text(noise_std, digits=4)
+    detail = f"distance >= {least[0]}, noise std <= {most}, used with probability >= {least[1]}"
+    detail += f", {pair.releases} releases" if pair.releases > 1 else ""
     return LowerBound(value, EXHIBITED_FORM, confidence, delta, count, detail)
 
 

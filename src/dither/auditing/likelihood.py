@@ -23,6 +23,7 @@ _GRAIN = 0.05  # values nearer than this many noise stds are one
 _MOST_COMPONENTS = 48
 _MOST_PATTERNS = 400
 _ROWS = 20_000  # trials scored at a time
+_LINEAR = 0.01  # of the noise: how far from linear what is called so may be
 _SIGNIFICANT = 6.0  # stds of a sample correlation before the adversary believes it
 
 
@@ -33,6 +34,17 @@ class Pilot(NamedTuple):
     noisy_out: Observations
     noiseless_in: Observations
     noiseless_out: Observations
+    bent: np.ndarray  # [trials, T], by how much the canary moves less, or more, where there is noise
+    curved: np.ndarray  # [trials, T], by how much the noise moves more than twice what half of it does
+
+    def seen(self) -> tuple[Observations, ...]:
+        return self.noisy_in, self.noisy_out, self.noiseless_in, self.noiseless_out
+
+    def is_linear(self) -> bool:
+        """Whether what is seen is the canary's shift plus something linear in the noise, and so Gaussian."""
+        noisy, moved = self.noisy_out.target, np.abs(self.noiseless_in.target - self.noiseless_out.target)
+        allowed = _LINEAR * np.std(noisy, axis=0) + 1e-6 * np.max(moved + np.abs(noisy), axis=0)
+        return all(bool(np.all(np.sqrt(np.mean(each**2, axis=0)) <= allowed)) for each in (self.bent, self.curved))
 
     def noise(self) -> np.ndarray:
         """What the noise adds to the projections, in all trials."""
@@ -80,7 +92,8 @@ class LikelihoodRatio(NamedTuple):
 def fit(pilot: Pilot) -> LikelihoodRatio:
     """The better of two models: rounds independent of each other, or their patterns as they occurred."""
     slopes = _correlations(pilot)
-    denoised = Pilot(*(Observations(_denoised(seen, *slopes), seen.other) for seen in pilot))
+    clean = [Observations(_denoised(seen, *slopes), seen.other) for seen in pilot.seen()]
+    denoised = Pilot(clean[0], clean[1], clean[2], clean[3], pilot.bent, pilot.curved)
     centre = denoised.noiseless_out.target.mean(axis=0)
     # float32 cannot tell apart what is nearer than this, however small the noise
     precision = 1e-6 * max(np.abs(pilot.noiseless_in.target).max(), np.abs(pilot.noiseless_out.target).max())
@@ -157,9 +170,9 @@ def is_unsampled(releases: tuple[Release, ...]) -> bool:
 
 def exhibited_pair(pilot: Pilot, ratio: LikelihoodRatio, releases: tuple[Release, ...]) -> ExhibitedPair | None:
     """The pilot as an exhibited pair, if its noiseless outputs are two points: one with the canary used, one
-    without. None if they are not, if rounds differ by more than 2%, or if the use in one round reveals that in
-    another."""
-    if not releases or np.any(ratio.other_slope) or np.any(ratio.previous_slope):
+    without. None if they are not, if what is seen is not linear in the noise, if rounds differ by more than 2%, or
+    if the use in one round reveals that in another."""
+    if not releases or np.any(ratio.other_slope) or np.any(ratio.previous_slope) or not pilot.is_linear():
         return None
     inside, outside = pilot.noiseless_in.target, pilot.noiseless_out.target
     base, rounds, unsampled = outside[0], inside.shape[1], is_unsampled(releases)
@@ -180,8 +193,12 @@ def exhibited_pair(pilot: Pilot, ratio: LikelihoodRatio, releases: tuple[Release
         return None
     # Always used, where the method says so and the pilot saw nothing else.
     times_used = None if unsampled and np.all(used) else int(used.sum())
+    bent = np.abs(pilot.bent).max(axis=0)
     if rounds == 1:
-        return ExhibitedPair(float(np.abs(shift[used]).min()), noise.ravel(), times_used, used.size)
+        nearest = max(np.abs(shift[used]).min() - bent[0], 0.0)
+        return ExhibitedPair(float(nearest), noise.ravel(), times_used, used.size)
     # In units of each round's distance; unequal rounds without sampling: the mean of σ² is cautious (Jensen).
-    nearest = np.abs(np.where(used, inside - base, distance)).min(axis=0) / np.abs(distance)
-    return ExhibitedPair(float(nearest.min()), (noise / np.abs(distance)).ravel(), times_used, used.size, rounds)
+    farthest = np.abs(distance)
+    nearest = (np.abs(np.where(used, inside - base, distance)).min(axis=0) - bent) / farthest
+    least = max(float(nearest.min()), 0.0)
+    return ExhibitedPair(least, (noise / farthest).ravel(), times_used, used.size, rounds)

@@ -87,12 +87,12 @@ class AuditRow:
     design: str
     rounds: int
     refutes_claim: bool
-    verdict: str  # "VIOLATION" or "within the proof"
+    verdict: str  # "VIOLATION", "beyond a proof that rests on an assumption" or "within the proof"
     reached: tuple[ReachedEpsilon, ...]
 
     @property
     def violated(self) -> bool:
-        """Whether the attacked ε exceeds the proven one."""
+        """Whether the attacked ε exceeds the proven one, which rests on no assumption."""
         return self.verdict == "VIOLATION"
 
     def to_dict(self) -> dict[str, Any]:
@@ -162,9 +162,9 @@ def report_row(
         if row.view == result.view and row.adjacency == adjacency and row.unit.split(",")[0] == unit
     )
     best = max(result.bounds, key=lambda b: b.value)
-    is_claimed = claim["unit"] == unit and claim["adjacency"] == adjacency and _claim_covers(result, experiment)
-    claimed = claim["value"] if is_claimed else None
-    violated = not proof.assumed and best.value > proof.value * (1 + 1e-6)
+    alike = claim["unit"] == unit and claim["adjacency"] == adjacency and claim["delta"] <= delta
+    claimed = claim["value"] if alike and _claim_covers(result, experiment) else None
+    beyond = "beyond a proof that rests on an assumption" if proof.assumed else "VIOLATION"
     return AuditRow(
         view=result.view,
         unit=result.unit,
@@ -180,8 +180,8 @@ def report_row(
         design=result.design,
         rounds=result.rounds,
         refutes_claim=claimed is not None and best.value > claimed,
-        verdict="VIOLATION" if violated else "within the proof",
-        reached=result.curve(delta, confidence),
+        verdict=beyond if best.value > proof.value * (1 + 1e-6) else "within the proof",
+        reached=result.curve(delta, best.confidence),
     )
 
 

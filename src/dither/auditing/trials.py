@@ -27,7 +27,7 @@ from dither import models
 from dither.auditing.neighbours import CANARY_NORM, Example, TrialData, certain_start, stack
 from dither.errors import SpecError
 from dither.experiment.build import Experiment
-from dither.privacy import noise, sampling
+from dither.privacy import clipping, noise, sampling
 from dither.simulation import devices, engine
 from dither.types import Algorithm, Array, ClientResult, Cohort, Hyper, Keys, Params, PyTree, Records, Round
 
@@ -54,9 +54,9 @@ class CodeUnderAudit(NamedTuple):
         prepared = experiment.prepared
         return cls(prepared.build, dict(prepared.hyper), prepared.plan.noise_names, prepared.plan.client_state)
 
-    def noiseless(self) -> dict[str, Any]:
-        """The hyper-parameters with every noise set to 0."""
-        return {k: np.zeros_like(np.asarray(v)) if k in self.noise_names else v for k, v in self.hyper.items()}
+    def with_noise(self, factor: float) -> dict[str, Any]:
+        """The hyper-parameters with every noise at a factor of the planned one."""
+        return {k: np.asarray(v) * factor if k in self.noise_names else v for k, v in self.hyper.items()}
 
 
 class TargetSchedule(NamedTuple):
@@ -159,6 +159,7 @@ class PairedTrials:
         self.kind = "rounds" if view in ("broadcast", "final") else view  # these two share a program
         self.sizes = np.asarray(experiment.partition.size, np.int32)
         self.exposures = experiment.plan.exposures if self.kind == "rounds" else 0
+        self.leaving = _leaving(experiment)
         others = [int(c) for c in schedule.cohorts.ravel() if c >= 0 and c != schedule.target]
         large = experiment.num_params > LARGE_MODEL
         self.other = None if large or not others else others[0]  # the client whose upload is seen too
@@ -173,18 +174,17 @@ class PairedTrials:
     # Called from outside
 
     def inputs(
-        self, data: TrialData, reference: TrialData, start: Params, direction: np.ndarray, *, noise: bool
+        self, data: TrialData, reference: TrialData, start: Params, direction: np.ndarray, *, noise: float
     ) -> TrialInputs:
-        """What trials on `data` read."""
-        noiseless = float32(self.code.noiseless())
-        hyper = float32(self.code.hyper) if noise else noiseless
+        """What trials on `data` read; `noise` is a factor of the planned one."""
+        hyper, noiseless = (float32(self.code.with_noise(factor)) for factor in (noise, 0.0))
         return TrialInputs(hyper, noiseless, data, reference, start, jnp.asarray(direction, jnp.float32))
 
     def direction(self, inside: TrialData, outside: TrialData, start: Params) -> np.ndarray:
         """The unit vector from the noiseless output without the canary to that with it."""
         outputs = []
         for data in (inside, outside):
-            inputs = self.inputs(data, outside, start, np.zeros(1), noise=False)
+            inputs = self.inputs(data, outside, start, np.zeros(1), noise=0.0)
             outputs.append(np.asarray(self._first_output(inputs, jnp.uint32(0)), np.float64))
         difference = outputs[0] - outputs[1]
         length = float(np.linalg.norm(difference))
@@ -296,7 +296,8 @@ class PairedTrials:
                 self._records(data, client),
                 Round(entry.index, client, entry.cohort_size),
             )
-            return result._replace(weight=jnp.asarray(result.weight, jnp.float32))
+            weight = jnp.asarray(result.weight, jnp.float32)
+            return result._replace(upload=self.leaving(result.upload), weight=weight)
 
         return jax.vmap(one)(entry.members)
 
@@ -344,6 +345,17 @@ class PairedTrials:
             jnp.where(is_target, 0, rows),
             jnp.where(is_target, data.size, jnp.asarray(self.sizes)[client]),
         )
+
+
+def _leaving(experiment: Experiment) -> Callable[[PyTree], PyTree]:
+    """What the engine does to an upload before it leaves: into the ball, and clamped at a bound that was set."""
+    plan, bound = experiment.plan, experiment.spec.secagg.bound if experiment.plan.aggregation != "off" else 0.0
+
+    def leaving(upload: PyTree) -> PyTree:
+        upload = clipping.projected(upload, plan.max_norm)
+        return jax.tree.map(lambda leaf: jnp.clip(leaf, -bound, bound), upload) if bound else upload
+
+    return leaving if not plan.exact_sums else lambda upload: upload
 
 
 def _updated(states: PyTree, new: PyTree, members: Array) -> PyTree:
@@ -402,7 +414,7 @@ def run_canaries(
     x, y = stack(
         [Example(CANARY_NORM * directions[i], 1) if i < canaries and included[i] else silent for i in range(rows)]
     )
-    start = certain_start(model, movement)
+    start, leaving = certain_start(model, movement), _leaving(experiment)
 
     def update(direction: Array) -> Array:
         """The unit vector along which a canary moves the model."""
@@ -424,7 +436,8 @@ def run_canaries(
             index, cohort = entry
             keys = code.keys(root, index, target)
             result = algorithm.client(keys, message, state, records, Round(index, target, cohort))
-            upload = result.upload["params"] if code.client_state else result.upload
+            upload = leaving(result.upload)
+            upload = upload["params"] if code.client_state else upload
             return result.state, updates @ (ravel_pytree(upload)[0] / result.weight)
 
         entries = (jnp.asarray(schedule.rounds, jnp.int32), jnp.asarray(schedule.cohort_sizes, jnp.int32))

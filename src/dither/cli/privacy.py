@@ -166,7 +166,7 @@ def audit(
         Option("--view", help="What the adversary sees: upload, sum, broadcast, final (default: all)."),
     ] = None,
     trials: Annotated[int, Option(help="Trials with the record, and as many without.")] = 10_000,
-    confidence: Annotated[float, Option(help="Probability with which each attacked ε holds.")] = 0.95,
+    confidence: Annotated[float, Option(help="Probability with which all attacked ε hold together.")] = 0.95,
     canaries: Annotated[int, Option(min=0, help="Also audit one run with this many canaries.")] = 0,
     rounds: Annotated[
         int | None,
@@ -291,12 +291,12 @@ def _print_audit(outcome: Audit, written: list[Path]) -> None:
     common.print_table(
         rows,
         title=f"{outcome.spec.method}: at δ = {first.delta:g}, {first.adjacency}, "
-        f"each attacked ε with {outcome.confidence:.4g} confidence",
+        f"all attacked ε with {outcome.confidence:.4g} confidence",
         footer="! larger than the claim: the paper's guarantee does not hold" if outcome.refuted else "",
     )
     for row in outcome.rows:
         for bound in row.bounds:
-            value, detail = epsilon_text(bound.value), f"{bound.detail}; {row.design}"
+            value, detail = epsilon_text(bound.value, "down"), f"{bound.detail}; {row.design}"
             common.tell(f"{_adversary(row)}, {row.unit}: {value} by {bound.form} ({detail})")
     for what in dict.fromkeys(text for row in outcome.rows for text in row.not_covered):
         common.tell(f"not covered by the proof: {what.removeprefix('not covered: ')}")

@@ -39,6 +39,7 @@ _RANGES: dict[str, tuple[float, float]] = {  # of whole numbers where the limits
     "claimed_epsilon": (0.0, math.inf),
     "other_runs": (0, 10**9),
 }
+_MOST_KINDS = 50  # of steps, up to which the places in an epoch where they may begin are followed
 
 
 @dataclass(frozen=True)
@@ -189,16 +190,30 @@ def _release(steps: Steps, missing: dict[str, str]) -> Release:
 
 def _uses(steps: Steps, before: Sequence[Steps]) -> int:
     """Steps that may use a record: one of each shuffled epoch, or one of two epochs that run into each other, but
-    twice. Unless the steps `before` were whole epochs, the first may be the rest of an epoch."""
+    twice. The first may be in the middle of an epoch, unless the steps `before` were whole epochs."""
     rate = steps.rate()
     rate = rate if 0 < rate <= 1 else 1.0
-    begun = not all(map(_whole_epochs, before))
     if steps.sampling == "stream":
+        begun = not all(map(_whole_epochs, before))
         return math.ceil((math.ceil(steps.steps * rate) + begun) / 2)
     if steps.sampling != "shuffled" or rate == 1:
         return steps.steps
     epoch = max(1, math.floor(1 / rate + 1e-9))
-    return min(steps.steps, shuffled_uses(steps.steps + begun * (epoch - 1), epoch))
+    return min(steps.steps, max(shuffled_uses(steps.steps + gone, epoch) for gone in _gone(steps, before, epoch)))
+
+
+def _gone(steps: Steps, before: Sequence[Steps], epoch: int) -> set[int]:
+    """How many steps of an epoch may be over before the first of these: epochs may go on, or begin anew with every
+    kind of step."""
+    if all(map(_whole_epochs, before)):
+        return {0}
+    alike = all((each.sampling, each.rate()) == (steps.sampling, steps.rate()) for each in before)
+    if not alike or abs(epoch * steps.rate() - 1) > 2.0**-52 or len(before) > _MOST_KINDS:
+        return {epoch - 1}
+    gone = {0}
+    for each in before:
+        gone = {0, *((begun + each.steps) % epoch for begun in gone)}
+    return gone
 
 
 def _whole_epochs(steps: Steps) -> bool:

@@ -77,7 +77,8 @@ class Plan(Overview):
             lines.append(("bound", f"{self.score:.4g} ({self.bounds.source}); {gap}"))
         elif self.search is not None:
             best = self.search.best
-            measured = f"accuracy {best.accuracy_text()}, loss {best.mean_loss:.4f} ({len(best.accuracy)} seeds)"
+            seeds = f"{len(best.accuracy)} seeds, which also chose it"
+            measured = f"accuracy {best.accuracy_text()}, loss {best.mean_loss:.4f} ({seeds})"
             lines.append(("on the proxy", measured))
             lines.append(("search", f"{self.search.runs} runs in {self.search.seconds:.0f} s"))
         noise = f"{chosen.noise_std:.4g}"
