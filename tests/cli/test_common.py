@@ -1,9 +1,14 @@
 """Tests of `dither.cli.common`: what a command line names becomes a spec."""
 
+import warnings
+
+import numpy as np
 import pytest
 
+from dither.__main__ import main
 from dither.cli import common, runs
 from dither.errors import SpecError
+from dither.experiment import evaluation
 
 
 def test_a_table_can_be_given_a_method():
@@ -28,3 +33,19 @@ def test_a_narrow_table_folds_what_does_not_fit(capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert "…" not in printed
     assert max(map(len, printed.splitlines())) <= 40
+
+
+def test_no_warning_of_a_library_ends_a_command(monkeypatch):
+    """Under -W error one record whose scores overflow gave `dither evaluate --epsilon` another exit code."""
+
+    def command():
+        odds = evaluation.score_columns(np.array([[np.inf, np.inf], [0.0, 1.0]]), np.array([0, 1]), "", 2)["score"]
+        seen.append(odds.tolist())
+
+    seen = []
+    monkeypatch.setattr("dither.cli.main", command)
+    monkeypatch.setattr("gc.set_threshold", lambda count: None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        main()
+    assert seen == [[pytest.approx(np.nan, nan_ok=True), 1.0]]
