@@ -141,7 +141,9 @@ def test_a_method_that_calls_python_does_not_meet_own_records(part, tmp_path):
     )
     with pytest.raises(SpecError, match=r"calling\.py' calls Python while it computes \((pure_|debug_)"):
         own_records(method=str(file))
-    build.build_experiment(Spec().with_values({"method": str(file), **TINY}))  # of public records nothing is told
+    public = build.build_experiment(Spec().with_values({"method": str(file), **TINY}))  # nobody is told on
+    with pytest.raises(SpecError, match="calls Python"):  # a party's records are its own
+        build.assemble(public.spec, public.dataset, public.partition, public.problem, federated=True)
 
 
 @pytest.mark.parametrize("randomness", ["os", "seeded"])
