@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import sys
+import warnings
 
 
 def main() -> None:
     """The command line; a Ctrl-C before a command begins ends it quietly."""
+    warnings.simplefilter("ignore")  # one may be about a single record, and under -W error would end the command
     gc.set_threshold(50_000)  # imports make objects that stay: looking through them often takes a tenth of a start
     try:
         from dither.cli import main as run

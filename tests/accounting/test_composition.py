@@ -366,12 +366,18 @@ def test_a_round_of_disjoint_batches_uses_a_record_once_at_most():
     assert (none.rate, none.uses) == (0.0, 0)
 
 
-@pytest.mark.parametrize(("rate", "kind"), [(0.15, "fixed"), (0.16, "fixed"), (0.17, "plain"), (0.3, "plain")])
-def test_a_blank_in_disjoint_batches_is_a_plain_release_where_most_records_are_used(rate, kind):
+@pytest.mark.parametrize(("rate", "kind"), [(0.15, "fixed"), (0.17, "mixture"), (0.3, "mixture"), (0.34, "plain")])
+def test_a_blank_in_batches_that_are_known_moves_half_as_far(rate, kind):
     """A contribution is half of a replacement, if its release is known to be the one that changes."""
     sampling = Sampling("disjoint", rate, "zero-out", 0.0, 5, 100)
     one = Release("uplink", 3.0, 1.0, 3, sampling, "test")
-    item = composition.sampled_item(one, "zero-out")
-    expected = ("plain", 1.0, 3.0, 1) if kind == "plain" else ("fixed", pytest.approx(3 * rate), 1.5, 1)
-    assert item[:4] == expected
-    assert composition.sampled_item(one, "replace-one")[:4] == ("fixed", pytest.approx(3 * rate), 1.5, 1)
+    item = composition.sampled_item(one, "zero-out", given=0.5)
+    amplified = ("fixed", pytest.approx(min(1.0, 3 * rate)), 1.5, 1, ())
+    known = {
+        "fixed": amplified,
+        "mixture": ("mixture", 1.0, 3.0, 1, ((pytest.approx(3 * rate), 1.0),)),
+        "plain": ("plain", 1.0, 3.0, 1, ()),
+    }
+    assert item == known[kind]
+    assert composition.sampled_item(one, "zero-out") == amplified
+    assert composition.sampled_item(one, "replace-one", given=0.0) == amplified

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from dither import accounting
-from dither.accounting import REPLACE_ONE, ZERO_OUT, pld
+from dither.accounting import REPLACE_ONE, ZERO_OUT, composition, pld
 from dither.types import Release, Sampling
 
 DELTA = 1e-3
-REACH, CELLS = 9.0, 1201
+REACH, CELLS = 9.0, 2401
 
 
 def exact_delta(p, q, epsilon, std):
@@ -72,16 +72,30 @@ def others(kind, count, seed):
 EVERYONE = pytest.mark.parametrize("rest", ["opposing", "silent", "random"])
 
 
+def recipes(kind, rate, std, uses):
+    """The bounds of R2 and of R4, each by itself: ε by the rate above which batches are taken as known."""
+    release = Release("uplink", std, 1.0, uses, Sampling(kind, rate, ZERO_OUT), "test")
+    items = {given: composition.sampled_item(release, ZERO_OUT, given=given) for given in (1.0, 0.0)}
+    return {
+        given: composition.groups_epsilon([composition.Group((item,))], DELTA) for given, item in items.items()
+    }
+
+
 @EVERYONE
-@pytest.mark.parametrize(("count", "size", "std", "uses"), [(4, 1, 0.6, 1), (5, 2, 0.8, 1), (4, 2, 1.5, 2)])
-def test_fixed_size_batches_take_the_replace_one_distance(rest, count, size, std, uses):
+@pytest.mark.parametrize(
+    ("count", "size", "std", "uses"),
+    [(4, 1, 0.6, 1), (5, 2, 0.8, 1), (5, 1, 3.0, 1), (4, 2, 1.5, 2), (4, 1, 0.5, 2), (3, 2, 0.7, 2)],
+)
+def test_fixed_size_batches_amplify_at_the_replace_one_distance_or_not_at_all(rest, count, size, std, uses):
     values = [1.0, *others(rest, count - 1, count)]
     batches = list(itertools.combinations(range(count), size))
     draws = list(itertools.product(batches, repeat=uses))
     worlds = [mixture((steps(d, v), 1 / len(draws)) for d in draws) for v in (values, [0.0, *values[1:]])]
-    epsilon = bound("fixed", size / count, std, uses=uses)
-    assert worst_delta(*worlds, epsilon, std) <= DELTA * (1 + 1e-6)
-    assert epsilon == bound("fixed", size / count, std, uses=uses, adjacency=REPLACE_ONE)
+    each = recipes("fixed", size / count, std, uses)
+    for epsilon in each.values():
+        assert worst_delta(*worlds, epsilon, std) <= DELTA * (1 + 1e-6)
+    assert bound("fixed", size / count, std, uses=uses) == min(each.values())
+    assert each[1.0] == bound("fixed", size / count, std, uses=uses, adjacency=REPLACE_ONE)
 
 
 def test_distance_c_is_wrong_for_fixed_size_batches():
@@ -113,16 +127,44 @@ def test_poisson_batches_take_the_add_remove_bound_whatever_the_rate_follows(res
 
 
 @EVERYONE
-@pytest.mark.parametrize(("count", "batches", "std"), [(3, 2, 0.7), (4, 2, 0.5), (5, 2, 0.9), (2, 2, 0.8)])
+@pytest.mark.parametrize(
+    ("count", "batches", "std"), [(3, 2, 0.7), (4, 2, 0.5), (5, 2, 0.9), (5, 1, 3.0), (2, 2, 0.8)]
+)
 def test_disjoint_batches(rest, count, batches, std):
-    """Batches of one record, two of `count` a round: used with probability 2/count."""
+    """Batches of one record, so many of `count` a round: used with probability batches/count."""
     values = [1.0, *others(rest, count - 1, count)]
     draws = [tuple((i,) for i in order) for order in itertools.permutations(range(count), batches)]
     worlds = [mixture((steps(d, v), 1 / len(draws)) for d in draws) for v in (values, [0.0, *values[1:]])]
-    epsilon = bound("disjoint", 1 / count, std, uses=batches)
-    assert worst_delta(*worlds, epsilon, std) <= DELTA * (1 + 1e-6)
-    if batches / count > 0.5:  # given the batches, one release moves by 1
-        assert epsilon == pytest.approx(accounting.gaussian_epsilon(1 / std, DELTA))
+    each = recipes("disjoint", 1 / count, std, batches)
+    for epsilon in each.values():
+        assert worst_delta(*worlds, epsilon, std) <= DELTA * (1 + 1e-6)
+    assert bound("disjoint", 1 / count, std, uses=batches) == min(each.values())
+    if batches == count:  # every record is used: given the batches, one release moves by 1
+        assert min(each.values()) == pytest.approx(accounting.gaussian_epsilon(1 / std, DELTA))
+    if (rest, count) == ("opposing", 4):  # attained, nearly: R4 gives nothing away
+        assert worst_delta(*worlds, each[0.0], std) > 0.999 * DELTA
+
+
+def test_several_rounds_take_the_smallest_recipe_and_say_which():
+    """An example that had R2's 3.90: three of ten rounds use the record, and the noise is large."""
+    conditions, sampling = accounting.Conditions(), Sampling("disjoint", 0.15, ZERO_OUT)
+    rounds = [(Release("uplink", 30.0, 1.0, 2, sampling, "test"), 500)]
+    row = accounting.proven(rounds, 1e-5, conditions, view="upload")
+    by_uses = accounting.random_uses_epsilon(accounting.binomial_pmf(500, 0.3), 1 / 30, 1e-5)
+    assert by_uses <= row.value <= by_uses * 1.001
+    assert row.recipe == "R4"
+    replaced = accounting.proven(rounds, 1e-5, conditions, view="upload", adjacency=REPLACE_ONE)
+    assert replaced.recipe == "R2"
+    assert replaced.value == pytest.approx(accounting.fixed_size_epsilon(0.3, 15.0, 500, 1e-5))
+    # Each kind of release takes what suits it: rare batches amplify, frequent ones are taken as known.
+    rare = (Release("uplink", 5.0, 1.0, 1, Sampling("fixed", 0.01, ZERO_OUT), "test"), 2000)
+    both = accounting.proven([*rounds, rare], 1e-5, conditions, view="upload")
+    one_recipe = [
+        [composition.Group((composition.sampled_item(r, ZERO_OUT, given=g),), n) for r, n in (*rounds, rare)]
+        for g in (1.0, 0.0)
+    ]
+    assert both.recipe == "R2+R4"
+    assert both.value < 0.95 * min(composition.groups_epsilon(groups, 1e-5) for groups in one_recipe)
 
 
 def test_disjoint_batches_cannot_have_amplification_and_half_the_distance():

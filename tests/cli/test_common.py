@@ -1,10 +1,15 @@
 """Tests of `dither.cli.common`: what a command line names becomes a spec."""
 
+import warnings
+
+import numpy as np
 import pytest
 import typer
 
+from dither.__main__ import main
 from dither.cli import common, runs
 from dither.errors import SpecError
+from dither.experiment import evaluation
 
 
 def test_a_table_can_be_given_a_method():
@@ -68,3 +73,19 @@ def test_a_terminal_breaks_prose_between_words_and_a_pipe_gets_it_whole(capsys, 
         "server :b: that colludes with",
         "nobody",
     ]
+
+
+def test_no_warning_of_a_library_ends_a_command(monkeypatch):
+    """Under -W error one record whose scores overflow gave `dither evaluate --epsilon` another exit code."""
+
+    def command():
+        odds = evaluation.score_columns(np.array([[np.inf, np.inf], [0.0, 1.0]]), np.array([0, 1]), "", 2)["score"]
+        seen.append(odds.tolist())
+
+    seen = []
+    monkeypatch.setattr("dither.cli.main", command)
+    monkeypatch.setattr("gc.set_threshold", lambda count: None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        main()
+    assert seen == [[pytest.approx(np.nan, nan_ok=True), 1.0]]

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from dither.cli import app
 from dither.errors import SpecError
 from dither.experiment import build
+from dither.experiment.build import choose
 from dither.experiment.report import load
 from dither.spec import Spec
 from tests.methods import test_conformance as suite
@@ -102,3 +103,52 @@ def test_the_skeleton_of_contributing_runs_with_a_proven_epsilon(tmp_path):
     report = load(tmp_path / "run")
     assert report.spec.method_options == {"server_step": 0.7}
     assert report.epsilon.proven("upload").value == pytest.approx(1.0, rel=1e-3)
+
+
+CALLING = {
+    "client": """
+    def client(keys, message, state, records, round):
+        x = eqx.error_if(records.x, jnp.any(records.x > 1e30), "too large")
+        return algorithm.client(keys, message, state, records._replace(x=x), round)
+""",
+    "server": """
+    def server(key, state, upload, cohort):
+        jax.debug.print("{}", jax.tree.leaves(upload)[0])
+        return algorithm.server(key, state, upload, cohort)
+""",
+}
+
+
+def own_records(**values):
+    """A spec of ten institutions' own records and its experiment."""
+    rng = np.random.default_rng(0)
+    records = rng.random((200, 3)), rng.integers(0, 2, 200), np.repeat(list("abcdefghij"), 20)
+    chosen = choose(
+        {"num_rounds": 2, "num_clients": 10, "cohort_size": 10, "batch_size": 5, **values}, records=records
+    )
+    return build.build_experiment(chosen.spec, dataset=chosen.dataset)
+
+
+@pytest.mark.parametrize("part", CALLING)
+def test_a_method_that_calls_python_does_not_meet_own_records(part, tmp_path):
+    """A check in its client stopped a run at one record, and so told of it."""
+    pytest.importorskip("equinox")
+    file = tmp_path / "calling.py"
+    wrapped = f"def calling(algorithm):{CALLING[part]}    return algorithm._replace({part}={part})\n"
+    file.write_text(
+        FILE.read_text().replace("with_momentum(averaging(hyper), hyper)", "calling(averaging(hyper))")
+        + f"\n\nimport equinox as eqx\n\n\n{wrapped}"
+    )
+    with pytest.raises(SpecError, match=r"calling\.py' calls Python while it computes \((pure_|debug_)"):
+        own_records(method=str(file))
+    public = build.build_experiment(Spec().with_values({"method": str(file), **TINY}))  # nobody is told on
+    with pytest.raises(SpecError, match="calls Python"):  # a party's records are its own
+        build.assemble(public.spec, public.dataset, public.partition, public.problem, federated=True)
+
+
+@pytest.mark.parametrize("randomness", ["os", "seeded"])
+def test_the_example_meets_own_records_with_noise_from_the_host(name, randomness):
+    experiment = own_records(method=name, randomness=randomness)
+    _, rounds, inputs = build.compiled(experiment)
+    assert int(rounds.advance(rounds.start(inputs), inputs, 0, 2).rounds[0]) == 2
+    assert experiment.spec.source_of_randomness == randomness

@@ -121,9 +121,22 @@ def printing(num_outputs):
     return Model(lambda key: {"w": jnp.ones(())}, lambda params, x: shown(x[:, :num_outputs] * params["w"]))
 
 
+def printing_scores(num_outputs):
+    """It prints what it gives; its derivatives are other code, without a print."""
+
+    @jax.custom_jvp
+    def shown(x):
+        jax.debug.print("{}", x)
+        return x
+
+    shown.defjvp(lambda x, tangents: (x[0], tangents[0]))
+    return Model(lambda key: {"w": jnp.ones(())}, lambda params, x: shown(x[:, :num_outputs] * params["w"]))
+
+
 @pytest.mark.parametrize(
     ("source", "given", "message"),
     [
+        (printing_scores, {}, r"calls Python while it computes \(debug_"),
         (checked, {}, r"calls Python while it computes \(pure_callback"),
         (printing, {}, r"calls Python while it computes \(debug_"),
         (equinox_mixing, {}, "BatchNorm, which mixes the records.*Use GroupNorm or LayerNorm"),

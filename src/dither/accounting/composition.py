@@ -32,7 +32,7 @@ _LEAST_NOISE = 2.0**-100  # float32 ends at 2^-126; what is drawn and its weight
 
 class Item(NamedTuple):
     """`uses` releases of one kind: "plain" (R1), "fixed" (R2/R5), "poisson" or "poisson_replace" (R3), "mixture"
-    (E3, with its (weight, share of the distance) pairs)."""
+    (E3 and R4, with its (weight, share of the distance) pairs)."""
 
     kind: str
     rate: float
@@ -101,8 +101,9 @@ def _distance_factor(release: Release, adjacency: str) -> float:
     return 2.0 if adjacency == REPLACE_ONE else 1.0
 
 
-def sampled_item(release: Release, adjacency: str, *, gain: float = 1.0) -> Item:
-    """The release with its sampling's amplification; `gain` multiplies the noise std."""
+def sampled_item(release: Release, adjacency: str, *, gain: float = 1.0, given: float = 1.0) -> Item:
+    """The release with its sampling's amplification; `gain` multiplies the noise std. Batches of fixed size that
+    use a record more often than `given` are taken as known, where that brings neighbours nearer."""
     kind, rate = release.sampling.kind, float(release.sampling.rate)
     if not 0.0 <= rate <= 1.0:
         raise NoProof(f"sampling rate {rate} is not in [0, 1]")
@@ -115,8 +116,6 @@ def sampled_item(release: Release, adjacency: str, *, gain: float = 1.0) -> Item
     swapped = step_multiplier(release, REPLACE_ONE) * gain
     if kind in ("full", "full-round"):
         return Item("plain", 1.0, z, uses)
-    if kind == "fixed":
-        return Item("fixed", rate, swapped, uses)
     if kind == "poisson":
         # of a replacement the pair itself doubles the distance
         single = noise_multiplier(release, 0.5 * _distance_factor(release, REPLACE_ONE)) * gain
@@ -127,10 +126,13 @@ def sampled_item(release: Release, adjacency: str, *, gain: float = 1.0) -> Item
         return Item("fixed", rate, z, uses)
     if kind == "disjoint":
         # At most one of the round's `uses` batches holds the record; swapping it with an unused one changes
-        # that one release, so G4 applies to the whole round with q = uses · rate. Given the batches, a blank
-        # changes one release by half of that distance: better where most records are used.
-        used, once = min(1.0, uses * rate), 1 if uses else 0
-        return Item("plain", 1.0, z, once) if z > swapped and used > 0.5 else Item("fixed", used, swapped, once)
+        # that one release, so G4 applies to the whole round with q = uses · rate.
+        rate, uses = min(1.0, uses * rate), 1 if uses else 0
+    if kind in ("fixed", "disjoint"):
+        if z == swapped or rate <= given:
+            return Item("fixed", rate, swapped, uses)
+        # Given the batches, a blank changes a release that uses it by half of that distance (R4).
+        return Item("mixture", 1.0, z, uses, ((rate, 1.0),)) if rate < 1 else Item("plain", 1.0, z, uses)
     raise NoProof(f"no theorem for batches of kind {kind!r}")
 
 

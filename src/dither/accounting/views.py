@@ -365,6 +365,7 @@ def _counted(participations: Participations, conditions: Conditions) -> tuple[_G
 
 
 _LEAST_VARIANCE = 16.0  # of discrete noise: above, its distance from a Gaussian (τ) is below 1e-60
+_GIVEN = (1.0, 0.25, 0.0)  # above which rate batches of fixed size are taken as known: each gives a bound
 _MOST_EPOCHS = 200  # beyond, the pattern of shuffled uses is bounded by the worst one
 
 
@@ -396,12 +397,15 @@ def _failures(groups: _Groups) -> tuple[float, float]:
     return any_batch, others_alone
 
 
-def _name(groups: _Groups) -> str:
-    """The recipes behind a composition, as a readable name."""
-    names = {"full": "R1", "full-round": "R1", "poisson": "R3"}
-    kinds = {release.sampling.kind for group, _, _ in groups for release in group}
-    used = {names.get(kind, "R5" if kind.endswith("-round") else "R2") for kind in kinds} or {"R1"}
-    return "+".join(sorted(used)) + ("+R4" if any(p < 1 for _, _, p in groups) else "")
+def _name(groups: _Groups, item: Callable[[Release], Item]) -> str:
+    """The recipes behind a composition of these items, as a readable name."""
+    names = {"plain": "R1", "poisson": "R3", "poisson_replace": "R3", "mixture": "R4"}
+    used = {"R1"} if not any(group for group, _, _ in groups) else set()
+    used |= {"R4"} if any(p < 1 for _, _, p in groups) else set()
+    for release in {release for group, _, _ in groups for release in group}:
+        at_the_end = release.sampling.kind in ("fixed-round", "poisson-round", "disjoint-round")
+        used.add("R5" if at_the_end else names.get(item(release).kind, "R2"))
+    return "+".join(sorted(used, key=lambda recipe: (recipe == "R4", recipe)))
 
 
 def _shuffled(group: Sequence[Release]) -> bool:
@@ -481,10 +485,15 @@ def _composed(groups: _Groups, premises: Premises, *, gain: float = 1.0) -> Boun
     """All releases of the groups with their sampling's amplification, noise multiplied by `gain`."""
     if any(_shuffled(group) for group, _, _ in groups):
         return _shuffled_composition(groups, premises, gain)
-    value, failure = _amplified(groups, premises, lambda r: sampled_item(r, premises.adjacency, gain=gain))
+    fixed = any(r.sampling.kind in ("fixed", "disjoint") for group, _, _ in groups for r in group)
+    tried = []
+    for given in _GIVEN if fixed and premises.adjacency == ZERO_OUT else (1.0,):
+        item = functools.partial(sampled_item, adjacency=premises.adjacency, gain=gain, given=given)
+        tried.append((*_amplified(groups, premises, item), _name(groups, item)))
+    value, failure, name = min(tried)
     charged = f"; {failure:.3g} of truncated batches charged to δ" if failure else ""
     noise = f"; noise of {gain**2:g} clients counts" if gain != 1.0 else ""
-    return Bound(value, _name(groups), f"{premises.how}{noise}{charged}")
+    return Bound(value, name, f"{premises.how}{noise}{charged}")
 
 
 def _shuffled_uses(groups: _Groups, conditions: Conditions) -> tuple[int, int, int, list[tuple[Release, int]]]:

@@ -30,17 +30,19 @@ from dither.methods import Method, method, prepare
 from dither.methods.local import COUNT_SHARE, batch_sampler
 from dither.models import Model, count_params, program_digest
 from dither.models import from_spec as model_from_spec
+from dither.models.adapters import refuse_callbacks
 from dither.privacy import sampling
 from dither.privacy.clipping import REACH
 from dither.privacy.discrete import MOST_VARIANCE
-from dither.privacy.noise import stream
+from dither.privacy.entropy import OsEntropy
+from dither.privacy.noise import for_round, stream
 from dither.secagg.encoding import FixedPoint
 from dither.secagg.graph import Rules
 from dither.simulation import devices, distributed, engine, streaming
 from dither.simulation.aggregation import Aggregation
 from dither.simulation.arrays import ONE_DEVICE, Shards, aligned
 from dither.spec import IN_MEMORY, METHODS, MODELS, Spec
-from dither.types import CLIP_RANGE, Claim, Prepared, PrivacyPlan, RoundInfo
+from dither.types import CLIP_RANGE, Claim, Cohort, Prepared, PrivacyPlan, Records, Round, RoundInfo
 
 LIBRARIES = ("jaxlib", "optax", "scipy")  # whose code compiled rounds are traced from
 _BEGAN = time.time() - 60  # not later than this process read its code
@@ -220,6 +222,8 @@ def assemble(
         )
     _check_supported(prepared, spec.method)
     experiment = Experiment(spec, dataset, partition, problem, model, prepared, chosen)
+    if spec.method not in METHODS and (spec.data.path or federated):
+        _refuse_callbacks(experiment)
     experiment = experiment.with_plan(**_completion(experiment, federated))
     calibrates = spec.privacy.noise == "proven" and math.isfinite(spec.privacy.epsilon)
     lost = _uploads_cut(experiment, noisy=not calibrates) or (not calibrates and _noise_rounded(experiment))
@@ -275,6 +279,30 @@ def _check_supported(prepared: Prepared, method: str) -> None:
                 f"privacy.{key} is for methods that average noisy local steps (cpfed, concentrated, dp-sgd, "
                 f"dp-dsgd), not {method}"
             )
+
+
+def _refuse_callbacks(experiment: Experiment) -> None:
+    """Refuse a method in a file that could stop at one record. It is traced with noise that asks no host."""
+    spec, prepared, problem = experiment.spec, experiment.prepared, experiment.problem
+
+    def one_round(hyper: Any, root: Any, x: Any, y: Any, number: Any) -> Any:
+        algorithm, params = prepared.build(hyper), experiment.model.init(jax.random.key(0))
+        state, drawn = algorithm.init(params), OsEntropy(root) if spec.source_of_randomness == "os" else root[0]
+        records = Records(x, y, jax.numpy.arange(len(y)), number, number + 1)
+        result = algorithm.client(
+            engine.client_keys(root[0], number, number, drawn),
+            algorithm.message(state),
+            algorithm.client_init(params),
+            records,
+            Round(number, number, number + 1),
+        )
+        cohort = Cohort(number[None], number[None] == 0, number + 1)
+        key = for_round(stream(drawn, "server"), number)
+        return result, algorithm.server(key, state, result.upload, cohort)
+
+    hyper = {name: np.asarray(value, np.float32) for name, value in prepared.hyper.items()}
+    arrays = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (problem.x, problem.y)]
+    refuse_callbacks(f"method {spec.method!r}", one_round, hyper, np.zeros(8, np.uint32), *arrays, np.int32(0))
 
 
 def large_delta(spec: Spec, records: int, federated: bool) -> list[str]:

@@ -301,16 +301,22 @@ def _fitting(model: Model, shape: Shape) -> Model:
 
 
 def _refuse_callbacks(model: Model, x: np.ndarray) -> None:
-    """A check while a model computes could stop a run at one record, and so tell of it."""
-
     def loss(params: Params) -> Array:
         return jnp.sum(model.apply(params, x))
 
-    program = jax.make_jaxpr(jax.value_and_grad(loss))(jax.eval_shape(model.init, jax.random.key(0)))
-    for name in _operations(program.jaxpr):
+    def scores_and_gradient(params: Params) -> Any:  # a derivative of one's own is other code than the scores
+        return loss(params), jax.grad(loss)(params)
+
+    refuse_callbacks("your model", scores_and_gradient, jax.eval_shape(model.init, jax.random.key(0)))
+
+
+def refuse_callbacks(whose: str, function: Callable[..., Any], *arguments: Any) -> None:
+    """`SpecError` if a function calls Python while it computes: a check could stop a run at one record, and so
+    tell of it."""
+    for name in _operations(jax.make_jaxpr(function)(*arguments).jaxpr):
         if "callback" in name or name.startswith("debug_"):
             raise SpecError(
-                f"your model calls Python while it computes ({name}: a check, as equinox.error_if, or a print), "
+                f"{whose} calls Python while it computes ({name}: a check, as equinox.error_if, or a print), "
                 "which could stop a run at one record; leave that out (EQX_ON_ERROR=nan makes NaN of checks)"
             )
 
