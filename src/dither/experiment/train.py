@@ -267,7 +267,9 @@ def _check_test_records(experiment: Experiment) -> None:
     elif _has_test_arrays(dataset):
         what, tested = f"x_test of {what}", hash_arrays(dataset.x_test, dataset.y_test)
         trained = [("the training records", hash_arrays(dataset.x_train, dataset.y_train))]
-    for name, rows in trained if experiment.spec.private and tested is not None else ():
+    if tested is None or not experiment.spec.private:
+        return
+    for name, rows in trained:
         shared = Overlap(0.0) if rows is None else overlap(tested, rows)
         if shared.share > 0.5 or shared.people:  # a few may be equal by chance
             raise SpecError(
@@ -279,7 +281,7 @@ def _check_test_records(experiment: Experiment) -> None:
 def _has_test_arrays(dataset: Dataset) -> bool:
     """Whether a file of arrays says which of its records are held out: those that come last."""
     known, held_out = dataset.record_hashes, dataset.test_rows
-    if known is None or held_out is None or not len(dataset.y_test):
+    if known is None or held_out is None or not len(dataset.y_test) or dataset.streamed:
         return False
     return np.array_equal(held_out, np.arange(known.whole.shape[1])[-len(held_out) :])
 
