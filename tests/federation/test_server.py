@@ -6,10 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dither.errors import DamagedFile, FederationError, RunExists
+from dither import data
+from dither.errors import DamagedFile, FederationError, RunExists, SpecError
 from dither.experiment.folder import write_text
 from dither.experiment.report import PartyTotals
 from dither.federation import serving, state
+from dither.federation.server import load_evaluation_data
 from tests.federation.parties import (
     FIRST,
     NAMES,
@@ -277,3 +279,19 @@ def test_a_run_that_lacks_its_signature_is_continued(parties, monkeypatch):
     assert "summary.json" in coordinator.journal.verify(coordinator.keyring)["files"]
     with pytest.raises(RunExists, match="is complete"):
         serving._ask(folder, parties.spec)
+
+
+def test_a_server_does_not_score_on_what_a_party_of_its_user_trains_on(tmp_path, monkeypatch):
+    """A server that began before the party called its records public, and told all others their exact scores."""
+    parties = Parties(tmp_path, small_spec(num_rounds=1))
+    table = data.read_table(parties.file("ann"))
+    table[::-1].to_csv(tmp_path / "test.csv", index=False)
+    data.packaged_schema("breast-cancer").save(tmp_path / "schema.toml")
+    values = {"data.test_path": str(tmp_path / "test.csv"), "data.test_public": True}
+    parties.spec = parties.spec.with_values({**values, "data.schema": str(tmp_path / "schema.toml")})
+    with monkeypatch.context() as before:
+        before.setenv("DITHER_STATE", str(tmp_path / "nothing-yet"))
+        parties.experiment = replace(parties.experiment, dataset=load_evaluation_data(parties.spec))
+    with pytest.raises(SpecError, match=r"test\.csv' is declared public, but it and ann\.csv.* share"):
+        parties.coordinator().run()
+    assert not (tmp_path / "run" / "metrics.jsonl").read_text()

@@ -327,7 +327,6 @@ def _load_files(path: StrPath | Sequence[StrPath], options: LoadOptions, stream:
         name = path.resolve().parent.name if several else path.name
         return _load_tables(name, sources, tables, options, several=several)
     kind = "folder of .npy files" if is_folder else ".npz file"
-    _check_for_arrays(options, f"a {kind}")
     for key in ("schema", "label", "group_column"):
         if getattr(options, key):
             raise DataError(f"{key} is given, but a {kind} holds arrays, which are used as they are; leave it out")
@@ -342,7 +341,6 @@ def _load_records(records: Any, options: LoadOptions) -> Dataset:
     import pandas as pd
 
     if isinstance(records, tuple):
-        _check_for_arrays(options, "arrays")
         if len(records) not in (2, 3):
             raise DataError(f"data is a tuple of {len(records)}; give arrays as (X, y) or (X, y, groups)")
         x, y, groups = (*records, None)[:3]
@@ -399,11 +397,6 @@ def _not_streamable(what: str) -> DataError:
         f"stream='yes', but {what} is not a folder of .npy files (x.npy, y.npy); leave it out, or save the "
         "records as such a folder"
     )
-
-
-def _check_for_arrays(options: LoadOptions, what: str) -> None:
-    if options.split_by_rows:
-        raise DataError(f"a split by row numbers is for tables, not for {what}; leave data.split out")
 
 
 def _client_names(files: Sequence[Path]) -> list[str]:

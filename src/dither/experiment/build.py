@@ -661,9 +661,21 @@ def load_data(
         stream=stream or d.stream,
         task=spec.task,
         label_bounds=d.label_bounds,
-        split_by_rows=d.split == "rows",
+        # No record decides whether a public one is held out.
+        split_by_rows=d.split == "rows" or (bool(d.path) and d.public_fraction > 0),
         blank=blank and d.transform == "none" and d.part == "all",
     )
+    if d.split == "rows" and dataset.schema is None:
+        raise SpecError("data.split='rows' is for your own tables, not for arrays; leave it out")
+    if d.test_path and dataset.test_hashes is None:  # then others would be scored
+        raise SpecError(
+            f"data.test_path={d.test_path!r} does not go with arrays that are given in Python; give both as files"
+        )
+    if d.part == "public" and d.public and not dataset.covered:
+        raise SpecError(
+            f"the encoding of {d.path!r} would be read from its private records too; write a schema with `dither "
+            "data schema` (for arrays, list their classes) and confirm that its values are public"
+        )
     if d.transform != "none":
         dataset = data.transformed(dataset, d.transform)
     if d.split not in ("given", "rows"):

@@ -22,8 +22,8 @@ import numpy as np
 from dither.accounting import ClientRange, ProvenRow
 from dither.accounting.ledger.book import SEED
 from dither.accounting.ledger.runs import JointSpending, Ledger, Spending, client_name, data_id, rounds_in
-from dither.accounting.ledger.sketch import overlap
-from dither.data import RecordHashes, check_unchanged, hash_records
+from dither.accounting.ledger.sketch import Overlap, overlap
+from dither.data import Dataset, RecordHashes, check_unchanged, hash_records
 from dither.data.hashing import hash_arrays
 from dither.errors import BudgetExhausted, ClientRefused, DitherError, RunExists, SpecError
 from dither.experiment import build, plots
@@ -256,25 +256,34 @@ def _files(experiment: Experiment) -> list[tuple[str, RecordHashes | None]]:
 
 
 def _check_test_records(experiment: Experiment) -> None:
-    """`SpecError` if test records that are declared public are known to a ledger, or are the training records of
-    the same file."""
+    """`SpecError` if test records that are declared public are known to a ledger, or are training records of the
+    same run, which no ledger may know yet."""
     spec, dataset = experiment.spec.data, experiment.dataset
-    known, held_out = dataset.record_hashes, dataset.test_rows
+    what, tested, trained = repr(spec.test_path or spec.path), dataset.test_hashes, _files(experiment)
     if not experiment.spec.scored:
         return
-    if spec.test_path or dataset.test_hashes is not None:
-        build.refuse_charged(spec.test_path or spec.path, dataset.test_hashes)
-    elif spec.path.endswith(".npz") and not spec.public and known is not None and held_out is not None:
-        last = np.arange(known.whole.shape[1])[-len(held_out) :]  # else it is a share of the others
-        if not len(dataset.y_test) or not np.array_equal(held_out, last):
-            return
-        train = hash_arrays(dataset.x_train, dataset.y_train)
-        shared = overlap(hash_arrays(dataset.x_test, dataset.y_test), train)
+    if tested is not None:
+        build.refuse_charged(spec.test_path or spec.path, tested)
+    elif _has_test_arrays(dataset):
+        what, tested = f"x_test of {what}", hash_arrays(dataset.x_test, dataset.y_test)
+        trained = [("the training records", hash_arrays(dataset.x_train, dataset.y_train))]
+    if tested is None or not experiment.spec.private:
+        return
+    for name, rows in trained:
+        shared = Overlap(0.0) if rows is None else overlap(tested, rows)
         if shared.share > 0.5 or shared.people:  # a few may be equal by chance
             raise SpecError(
-                f"data.test_public declares x_test of {spec.path!r} public, but it and the training records share "
-                f"{shared}; hold other records out"
+                f"{what} is declared public, but it and {Path(name).name}, which this run trains on as private, "
+                f"share {shared}; hold other records out"
             )
+
+
+def _has_test_arrays(dataset: Dataset) -> bool:
+    """Whether a file of arrays says which of its records are held out: those that come last."""
+    known, held_out = dataset.record_hashes, dataset.test_rows
+    if known is None or held_out is None or not len(dataset.y_test) or dataset.streamed:
+        return False
+    return np.array_equal(held_out, np.arange(known.whole.shape[1])[-len(held_out) :])
 
 
 def _identified(experiment: Experiment, book: Ledger, *, new_ledger: bool) -> list[str]:

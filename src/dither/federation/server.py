@@ -81,11 +81,13 @@ def load_evaluation_data(spec: Spec) -> data.Dataset:
     if not d.test_path or not spec.scored:
         return evaluation
     table = data.read_table(d.test_path)
-    build.refuse_charged(d.test_path, data.hash_table(table))  # every party is told the scores
+    rows = data.hash_table(table)
+    build.refuse_charged(d.test_path, rows)  # every party is told the scores
     encoded = schema.encode(table, d.encoding, d.features)
     if encoded.y is None:
         raise SpecError(f"data.test_path={d.test_path!r} has no labels")
-    return evaluation._replace(x_test=data.transform(encoded.x, d.transform), y_test=encoded.y)
+    x_test = data.transform(encoded.x, d.transform)
+    return evaluation._replace(x_test=x_test, y_test=encoded.y, test_hashes=rows)
 
 
 class Coordinator:
@@ -160,6 +162,8 @@ class Coordinator:
             line["seconds"] = round(time.monotonic() - started, 3)
             scores: dict[str, float] = {}
             if index + 1 == total or (index + 1) % agreement.spec.eval_every == 0:
+                if self._evaluation.test_hashes is not None:  # may be those of a party on this machine
+                    build.refuse_charged(self.asked_spec.data.test_path, self._evaluation.test_hashes)
                 scores = self.engine.evaluate()
                 name = "test_accuracy" if agreement.classes else "test_r2"
                 measured = {name: scores.get(name), "loss": scores.get("loss")}

@@ -27,7 +27,7 @@ from dither.simulation import engine
 from dither.spec import Spec
 from dither.types import epsilon_text
 
-DATASET = synthetic_data(160, 3).dataset
+DATASET = synthetic_data(160, 3).dataset._replace(name="adult")
 BASE = Spec.from_preset("adult").with_values(
     {"num_clients": 8, "cohort_size": 4, "num_rounds": 4, "eval_every": 2, "batch_size": 2, "compare": False}
     | {
@@ -261,6 +261,10 @@ def test_own_records_are_not_swept_uncharged_as_a_given_data_set(tmp_path):
     several = data.load(records=[table[:30], table[30:]], label="y")
     with pytest.raises(SpecError, match="your own records"):
         sweep.sweep([BASE, BASE.with_values({"seed": 1})], dataset=several)
+    by_hand = own._replace(record_hashes=None)  # as of Dataset(...): nothing is known of where they come from
+    for values in ({}, {"data.path": str(tmp_path / "mine.csv"), "data.public": True, "data.label": "y"}):
+        with pytest.raises(SpecError, match="your own records"):
+            sweep.sweep(BASE, VARY, values=values, dataset=by_hand)
 
 
 def test_runs_are_not_compared_on_test_records_that_nobody_called_public(tmp_path):

@@ -135,8 +135,10 @@ def scan(rows: RecordHashes, key: bytes, known: Sequence[Sketch] = ()) -> Scan:
 
 def overlap(one: RecordHashes, other: RecordHashes) -> Overlap:
     """What two data sets that are both at hand have in common."""
-    known = scan(other, bytes(16)).sketch
-    return scan(one, bytes(16), [known]).shared(known)
+    # All of the smaller one are looked for: of a large one's sketch it may hold none.
+    small, large = sorted((one, other), key=lambda rows: rows.whole.shape[1])
+    known = scan(small, bytes(16)).sketch
+    return scan(large, bytes(16), [known]).shared(known)
 
 
 def _distinct(least: np.ndarray) -> float:

@@ -126,7 +126,7 @@ def planning_data(
             f"{proxy!r} is the plan's own private data: an estimate on it would have to be charged to its budget; "
             "declare a share of it public (--public-fraction), or give other public data"
         )
-    everything = base.with_values({**where, "data.part": "all", "data.public_fraction": 0.0})
+    everything = base.with_values({**where, "data.part": "all", "data.public_fraction": public_fraction})
     dataset, source = load_data(everything, data_dir=data_dir), proxy
     for file in (dataset.sources or [dataset]) if is_file else []:  # as they were read
         refuse_charged(str(getattr(file, "path", proxy)), file.record_hashes)

@@ -383,8 +383,9 @@ def _check_records(
             f"the runs of a sweep are compared on test records, but those of {path!r} are private; give public "
             "ones (data.test_path and data.test_public = true)"
         )
-    own = dataset is not None and (dataset.record_hashes is not None or dataset.sources)
-    if own and not all(spec.data.public for spec in specs):
+    loaded = dataset is not None and (dataset.record_hashes is not None or dataset.sources)
+    other = dataset is not None and not loaded and dataset.name not in data.entries()  # made by hand
+    if other or (loaded and not all(spec.data.public for spec in specs)):
         raise SpecError(
             "dataset= holds your own records, which no ledger would be charged for; name their file in data.path, "
             "or declare them public (data.public = true)"
