@@ -204,3 +204,26 @@ def test_what_is_added_to_a_signed_run_is_noticed(tmp_path, name):
         journal.verify(keyring)
     journal.sign(identity, keyring.id)
     assert name in journal.verify(keyring)["files"]
+
+
+def test_a_countings_files_are_signed_and_what_is_not_signed_is_named(tmp_path):
+    """Terms and answers of a federation's statistics could be changed, and a false audit.json laid beside a signed
+    run, without a word."""
+    keys.create(tmp_path / "keys", ("ann", "bob"), hosts=["localhost"])
+    keyring, identity = (each.load(tmp_path / "keys" / "server") for each in (keys.Keyring, keys.Identity))
+    run = tmp_path / "run"
+    for name in ("spec.toml", "lock", "progress.jsonl", "statistics/answers.json", "statistics/secagg.json"):
+        write_text(run / name, "")
+    for name in ("local/key", "local/checkpoints/3.npz", "flwr/config.toml"):
+        write_text(run / name, "")
+    journal = state.Journal(run)
+    journal.sign(identity, keyring.id)
+    signed = journal.verify(keyring)
+    assert set(signed["files"]) == {"spec.toml", "statistics/answers.json"}
+    assert signed["unsigned"] == []
+    for name in ("audit.json", "local/summary.json", "statistics/excluded.json"):
+        write_text(run / name, "{}")
+    assert journal.verify(keyring)["unsigned"] == ["audit.json", "local/summary.json", "statistics/excluded.json"]
+    write_text(run / "statistics/answers.json", "{}")
+    with pytest.raises(DamagedFile, match=r"answers.json' is not the file that the server signed"):
+        journal.verify(keyring)

@@ -185,10 +185,11 @@ def test_statistics_that_are_complete_wait_for_nobody(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("first", "then"), [((), ("bob",)), (("bob",), ())])
 def test_a_counting_that_was_begun_ends_with_the_parties_it_began_with(tmp_path, first, then):
-    """`--without bob` was not heard: the server counted bob or, where bob was away, waited, and asked for the same."""
+    """`--without bob` was not heard: the server counted bob or, where bob was away, waited for him."""
     clinics = Clinics(tmp_path, 60)
     clinics.asking(without=first).total(QUESTIONS[0])
-    with pytest.raises(FederationError, match=r"began with ann, .*: start again with .*--without.*, or start a new run$"):
+    said = r"began with ann, .*: start again with .*--without.*, or start a new run$"
+    with pytest.raises(FederationError, match=said):
         clinics.asking(without=then)
     clinics.asking(without=first).total(QUESTIONS[0])
 

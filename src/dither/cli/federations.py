@@ -404,7 +404,7 @@ def verify(
 ) -> None:
     """Check a run folder against the signatures of the server and the parties, or a party's own record of what it
     released in a run."""
-    from dither.federation import keys, state
+    from dither.federation import keys, messages, state
     from dither.federation.agreement import digest_of
 
     keyring = keys.Keyring.load(federation)
@@ -426,6 +426,8 @@ def verify(
             f"{n} released {each['releases']} messages, the last is {each['head'][:16]}"
             for n, each in stated.items()
         ]
+        if signed["unsigned"]:  # such as an audit that was made afterwards
+            said.append(f"not signed, so anyone's: {messages.printable(', '.join(signed['unsigned']))}")
         said += [f"{n} did not say what it released, or is no longer a member of this federation" for n in silent]
     if common.emit(signed):
         typer.echo("\n".join(said))

@@ -49,6 +49,7 @@ import numpy as np
 
 from dither.accounting.ledger.store import state_folder
 from dither.errors import DamagedFile, FederationError, LedgerError, RunExists
+from dither.experiment.counting import PURPOSES
 from dither.experiment.folder import Checkpoint, RunFolder, lock, read_checked, to_json, write_bytes, write_checked
 from dither.federation.agreement import Agreement
 from dither.federation.keys import Identity, Keyring, is_signed
@@ -74,6 +75,12 @@ _SIGNED = (
     *("excluded.json", "summary.json", "model.safetensors", "plot.png", "plot.svg"),
     *("statistics.json", "scores.json", "model.py", "local/schema.toml"),
 )
+_WORKING = (  # what the server works with, or a transport: no file of the run's outcome
+    *("signature.json", "releases.json", "digests.json", "asked.toml", "progress.jsonl"),
+    *("serve.lock", "superlink.log", "nvflare.log", "local/key", "local/README"),
+)
+_WORKING_FOLDERS = ("flwr/", "nvflare/", "local/checkpoints/")
+_OWN = ("lock", "secagg.json")  # of the server, also in the folder of a counting
 
 
 class _RunFiles:
@@ -261,11 +268,13 @@ class Journal(_RunFiles):
     def sign(self, identity: Identity, federation: str) -> None:
         """The server's signature of the finished run, beside it: signature.json."""
         present = [name for name in _SIGNED if (self.path / name).is_file()]
-        files = {name: digest((self.path / name).read_bytes()) for name in present}
+        counted = [name for name in self._outcome() if name.split("/")[0] in PURPOSES]
+        files = {name: digest((self.path / name).read_bytes()) for name in [*present, *counted]}
         write_checked(self.path / _SIGNATURE, identity.signed({"federation": federation, "files": files}))
 
     def verify(self, keyring: Keyring) -> dict[str, Any]:
-        """What the server of this federation signed; DamagedFile if the files differ."""
+        """What the server of this federation signed, and which files of the folder it did not sign; DamagedFile if
+        the files differ."""
         path = self.path / _SIGNATURE
         if not path.is_file():
             raise DamagedFile(
@@ -281,7 +290,15 @@ class Journal(_RunFiles):
         for file in (self.path / name for name in _SIGNED if name not in saved["files"]):
             if file.exists():
                 raise DamagedFile(f"{str(file)!r} is not among the files that the server signed")
-        return {name: saved[name] for name in ("federation", "files")}
+        unsigned = [name for name in self._outcome() if name not in saved["files"]]
+        return {**{name: saved[name] for name in ("federation", "files")}, "unsigned": unsigned}
+
+    def _outcome(self) -> list[str]:
+        """Every file of the folder that may be taken for part of the run's outcome."""
+        paths = (path for path in sorted(self.path.rglob("*")) if not path.is_dir())
+        names = [path.relative_to(self.path).as_posix() for path in paths]
+        others = [name for name in names if name not in _WORKING and not name.startswith(_WORKING_FOLDERS)]
+        return [name for name in others if name.rpartition("/")[2] not in _OWN]
 
 
 # What a party released: a line of releases.jsonl has the digest of what was sent and of the line before, and the

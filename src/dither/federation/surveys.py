@@ -116,8 +116,8 @@ class StatisticsCoordinator(Coordinator):
                 others = [f"--without {name}" for name in members if name not in terms.names]
                 again = f"start again with {' '.join(others) or 'no --without'}, or "
                 raise FederationError(
-                    f"the counting for {purpose} began with {', '.join(terms.names)}, and each of them must answer "
-                    f"to its end: {again * (set(terms.names) <= set(members))}{_ADVICE}"
+                    f"the counting for {purpose} began with {', '.join(terms.names)}, and each of them must "
+                    f"answer to its end: {again * (set(terms.names) <= set(members))}{_ADVICE}"
                 )
             (self.journal.path / "secagg.json").unlink(missing_ok=True)  # one of them did not take part
             terms = None
