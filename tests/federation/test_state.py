@@ -131,6 +131,15 @@ def test_a_full_disk_outside_of_the_folder_makes_no_copy_of_it(record, monkeypat
     assert state.check_record(folder, keyring)["releases"] == 6
 
 
+def test_a_full_disk_outside_of_the_folder_is_found_before_a_charge(record, monkeypatch):
+    """Each round was charged, and none was sent."""
+    ann = record[2]()
+    monkeypatch.setattr(state, "write_checked", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+    with pytest.raises(FederationError, match=r"releases' cannot be written to \(No space left"):
+        ann.check()
+    assert ann.statement()["releases"] == 4
+
+
 def test_a_state_folder_that_was_put_back_is_named(record):
     """The party's own folder was said to remember too little."""
     ann = record[2]()

@@ -333,7 +333,7 @@ class ReleaseRecord:
         """Before every charge: what could not be released afterwards is not paid for. The note outside is made
         before the `first` one, and must be there from then on."""
         with self._alone(first=first):
-            pass
+            self._note()  # written anew: that there is space is not seen from the note that is there
 
     def append(self, content: bytes, index: int, attempt: int = 0, *, opens: bool = False) -> None:
         """Record what is about to leave: an upload of this round (and attempt), or help to open that sum."""
@@ -403,7 +403,8 @@ class ReleaseRecord:
     def statement(self) -> dict[str, Any]:
         """How many lines the record has and the digest of the last, signed."""
         if self._count or self._outside.is_file():
-            self.check()  # no false statement by a folder that was put back
+            with self._alone():  # no false statement by a folder that was put back
+                pass
         content = dict(zip(_STATED, (self._party, self._terms, self._count, self._head), strict=True))
         return self._identity.signed(content)
 
