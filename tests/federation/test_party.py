@@ -154,6 +154,31 @@ def test_terms_are_shown_approved_and_never_changed_behind_the_owners_back(parti
     assert parties.charged("ann") == [0, 1, 2]
 
 
+def test_a_run_goes_on_after_another_one_was_approved(parties):
+    """A server that was stopped in one run, and used for another: nobody took part in the first one any more."""
+
+    def killed(event, facts):
+        if event == "round":
+            raise KeyboardInterrupt
+
+    asked, run = [], parties.folder / "run"
+    parties.nodes["ann"] = parties.node("ann", approve=lambda terms, experiment: asked.append(terms) or "test")
+    with pytest.raises(KeyboardInterrupt):
+        parties.coordinator(on_event=killed).run()
+    run.rename(parties.folder / "first")
+    parties.coordinator().run()
+    run.rename(parties.folder / "second")
+    (parties.folder / "first").rename(run)
+    parties.nodes = {name: parties.node(name) for name in parties.nodes}
+    assert len(parties.coordinator().run().federation.parties) == 4
+    assert len(asked) == 2
+    assert parties.charged("ann") == [0, 0, 1, 2, 1, 2]
+    # What the owner takes back is not approved any more.
+    (parties.nodes["ann"].folder / "approved.json").unlink()
+    with pytest.raises(FederationError, match="did not approve"):
+        parties.node("ann")._current(asked[0].run)
+
+
 def test_a_node_refuses_seeded_noise_and_counts_that_are_not_its_own(parties):
     parties.nodes["bob"] = parties.node("bob", seeded=False)
     with pytest.raises(FederationError, match=r"bob does not take part: the agreement is refused"):
