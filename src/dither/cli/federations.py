@@ -363,11 +363,15 @@ def add(
     folder: MadeFolder, path: Annotated[Path, Argument(metavar="FILE", help="The new party's request.")]
 ) -> None:
     """Add a party. Everybody gets a new invitation; runs that have begun are not affected."""
-    from dither.federation import keys
+    from dither.federation import keys, nvflare
 
-    keyring = keys.add(folder, keys.read_request(path))
-    if keys.transport_ca(folder):
-        _approve_kit(folder, path)
+    over_flare = bool(keys.transport_ca(folder))
+    if nvflare.is_used(folder / "server") and not over_flare:
+        raise ConfigError(
+            f"the keys of {str(folder)!r} were made in one place (`init --parties`), and NVIDIA FLARE gives no party a "
+            "certificate later: create a new federation with `init --request`"
+        )
+    keyring = keys.add(folder, keys.read_request(path), lambda: _approve_kit(folder, path) if over_flare else None)
     _print_members(folder, keyring)
 
 
@@ -375,7 +379,7 @@ def add(
 def revoke(
     folder: MadeFolder, name: Annotated[str, Argument(metavar="NAME", help="The party to remove.")]
 ) -> None:
-    """Remove a party. Copy server/federation.json to the server and restart it: it no longer admits the party."""
+    """Remove a party. Copy server/ to the server and restart it: it no longer admits the party."""
     from dither.federation import keys
 
     _print_members(folder, keys.revoke(folder, name))
