@@ -368,7 +368,7 @@ def add(
     over_flare = bool(keys.transport_ca(folder))
     if nvflare.is_used(folder / "server") and not over_flare:
         raise ConfigError(
-            f"the keys of {str(folder)!r} were made in one place (`init --parties`), and NVIDIA FLARE gives nobody "
+            f"the keys of {str(folder)!r} were made in one place (`init --parties`): NVIDIA FLARE gives nobody "
             "a certificate later: create a new federation with `init --request`"
         )
     keyring = keys.add(folder, keys.read_request(path), lambda: _approve_kit(folder, path) if over_flare else None)
