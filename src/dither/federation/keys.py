@@ -43,7 +43,8 @@ from dither.secagg import primitives
 
 FORMAT = 1
 _ADVICE = (
-    "restore this file from a backup; without one, new keys are needed (`dither federation request` or `init`)"
+    "restore this file from a backup; without one, delete federation.json and accept the invitation again "
+    "(`dither federation accept`) or, where a private key is lost, make new ones (`dither federation request`)"
 )
 _T = TypeVar("_T")
 CA_DAYS = 3650
@@ -352,7 +353,7 @@ def accept(folder: Path, invitation: Path) -> tuple[Keyring, Keyring | None]:
         raise FederationError(f"{str(invitation)!r} lists a key for {name!r} that is not identity.key")
     before = Keyring.load(folder) if (folder / "federation.json").is_file() else None
     if before is not None:
-        if (folder / "ca.pem").read_text(encoding="ascii") != saved["ca"]:
+        if _fingerprint_of(certificate_of(folder / "ca.pem")) != keyring.ca:
             raise FederationError(
                 f"{str(invitation)!r} comes from a different CA than this folder's; use a new folder"
             )
