@@ -1,5 +1,6 @@
 """A party's signed record of what it released: nothing in it can be changed, taken out or put in."""
 
+import fcntl
 import json
 from dataclasses import replace
 
@@ -138,6 +139,21 @@ def test_a_full_disk_outside_of_the_folder_is_found_before_a_charge(record, monk
     with pytest.raises(FederationError, match=r"releases' cannot be written to \(No space left"):
         ann.check()
     assert ann.statement()["releases"] == 4
+
+
+def test_a_disk_without_locks_makes_no_copy_of_a_party(record, monkeypatch):
+    """On some network disks: the party was told that a copy of it is in use."""
+    ann = record[2]()
+    monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(37, "No locks available")))
+    with pytest.raises(FederationError, match=r"cannot be written to \(No locks available\)"):
+        ann.check()
+
+
+def test_a_last_line_that_is_damaged_says_what_to_do(record):
+    folder, _, opened = record
+    (folder / state.RELEASES).write_text("".join([*lines(folder)[:-1], "[]\n"]))
+    with pytest.raises(DamagedFile, match="cannot be read; this party cannot continue the run: the others can"):
+        opened()
 
 
 def test_a_state_folder_that_was_put_back_is_named(record):

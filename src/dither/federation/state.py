@@ -320,7 +320,7 @@ class ReleaseRecord:
         if whole != content:  # a power failure in the middle of a line: what it speaks of did not leave
             os.truncate(self._path, len(whole))
         lines = whole.splitlines()
-        self._count, self._newest = len(lines), _read_line(lines[-1], self._path) if lines else {}
+        self._count, self._newest = len(lines), _read_line(lines[-1], self._path, PARTY_ADVICE) if lines else {}
         self._head, self._size = digest(lines[-1]) if lines else "", len(whole)
         self._outside = _note_outside(party, terms)
 
@@ -471,13 +471,13 @@ def load_statements(folder: Path, terms: str, keyring: Keyring) -> dict[str, dic
         raise DamagedFile(f"{str(path)!r} holds {error}") from None
 
 
-def _read_line(text: bytes, path: Path) -> dict[str, Any]:
+def _read_line(text: bytes, path: Path, advice: str = _RECORD_ADVICE) -> dict[str, Any]:
     try:
         line = json.loads(text)
     except ValueError:
         line = None
     if not isinstance(line, dict):
-        raise DamagedFile(f"{str(path)!r} has a line that cannot be read; {_RECORD_ADVICE}")
+        raise DamagedFile(f"{str(path)!r} has a line that cannot be read; {advice}")
     return line
 
 
