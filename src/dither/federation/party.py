@@ -670,6 +670,7 @@ class _Training(_PartyRun):
         self, index: int, broadcast: list[np.ndarray], last_counted: int, before: PendingUpload | None
     ) -> PendingUpload:
         client_state = self._client_state(last_counted, before)
+        self.store.check_space((1 << 16) + sum(4 * leaf.nbytes for leaf in [*broadcast, *client_state]))
         self._charge(index)
         began = time.perf_counter()
         answer = self._engine.answer(broadcast, client_state, index)

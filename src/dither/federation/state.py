@@ -39,6 +39,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
@@ -176,6 +177,15 @@ class PartyStore(_RunFiles):
         buffer = io.BytesIO()
         np.savez(buffer, meta=np.array(json.dumps({**content, "leaves": len(leaves)})), **arrays)
         write_bytes(path, buffer.getvalue())
+
+    def check_space(self, needed: int) -> None:
+        """Before a charge: an upload that cannot be saved is never sent."""
+        free = shutil.disk_usage(self.path).free
+        if free < needed:
+            raise FederationError(
+                f"{str(self.path)!r} has {free >> 10:,} KiB of free space, and a round may take {needed >> 10:,}: "
+                "free some for the next round"
+            )
 
     def secret(self) -> bytes:
         """16 bytes of its own for this run, made at the first call; in the file its digest follows."""
