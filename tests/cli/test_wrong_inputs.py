@@ -365,7 +365,7 @@ WRONG = [
     ("federation init other --parties north,south --days 0", 2, "--days"),
     ("federation init other --parties north,south --days 99999999", 2, "--days"),
     ("federation renew nowhere", 2, "nowhere"),
-    ("federation request ../north", 2, "use letters, digits"),
+    ("federation request ../north", 2, "use at most 63 letters, digits"),
     ("federation request fed", 2, "'fed' already exists"),
     ("federation request west --transport pigeon", 2, "choose flower or nvflare"),
     ("federation accept nowhere.json --federation fed/parties/north", 4, "'nowhere.json' cannot be read"),
