@@ -90,6 +90,11 @@ class ClientRefused(DitherError):
     """A client's update is not finite or does not have the agreed shape."""
 
 
+def extra(name: str) -> str:
+    """How to install an extra of Dither. It is on no index: whatever has its name there is not this package."""
+    return f"pip install '.[{name}]' in a clone of Dither"
+
+
 def did_you_mean(name: str, known: Iterable[str], listed: str = "") -> str:
     """The text "; did you mean ...?" for an unknown name, or where none is close the known names (or `listed`)."""
     known = sorted(known)

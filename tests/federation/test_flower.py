@@ -213,6 +213,49 @@ def test_an_unreachable_server_is_tried_again_and_then_named(link, monkeypatch):
     assert all("since" in line and "the last at" in line for line in said)
 
 
+def test_a_party_whose_owner_took_long_is_not_out_of_patience(tmp_path, monkeypatch):
+    """An owner who approved after more than --patience: one broken call ended the party, as if no server had been
+    there all the time."""
+    tried: list[int] = []
+
+    class Broken:
+        def __init__(self, *_: object) -> None:
+            tried.append(0)
+
+        def __enter__(self) -> "Broken":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def next(self) -> bytes:
+            return b"terms"
+
+        def reply(self, body: bytes) -> None:
+            raise fleet.ConnectionLost("the server was started again")
+
+    monkeypatch.setattr(fleet, "_Connection", Broken)
+    monkeypatch.setattr(fleet, "_FIRST_PAUSE", 0.0)
+    fleet.serve(
+        where(tmp_path, 1, "ann"),
+        lambda body: time.sleep(0.3) or body,
+        until=lambda: len(tried) == 2,
+        patience=0.2,
+        idle=0.2,
+    )
+
+
+@pytest.mark.parametrize(("code", "heals"), [(429, True), (403, False)])
+def test_a_gate_that_has_no_room_at_the_moment_is_tried_again(tmp_path, code, heals):
+    """After a few broken connections the gate still holds the old ones: the party ended, as if it were unknown."""
+    answer = httpx.Response(code, request=httpx.Request("POST", "https://server"))
+    connection = object.__new__(fleet._Connection)
+    connection._node, connection._server = None, where(tmp_path, 1, "ann")
+    with pytest.raises(fleet.ConnectionLost) as caught:
+        connection._call(lambda request: answer.raise_for_status(), None)
+    assert heals is not isinstance(caught.value, fleet._RequestRejected)
+
+
 def test_the_address_that_is_taken_is_named(link):
     folder, port, found = link
     taken = Gate("127.0.0.1", port, inside=found.inside, nodes=[], tls=TlsFiles.of(folder / "server"))
@@ -225,7 +268,7 @@ def test_another_version_of_flower_is_refused(monkeypatch):
     assert (pinned[1], pinned[2]) == (flower.VERSIONS[0], f"1.{int(flower.VERSIONS[-1][2:]) + 1}")
     flower.require()
     monkeypatch.setattr(flower, "version", lambda package: "1.43.1")
-    with pytest.raises(ConfigError, match=r"Flower 1\.43\.1 is installed.*1\.41 and 1\.42.*dither\[deploy\]"):
+    with pytest.raises(ConfigError, match=r"Flower 1\.43\.1 is installed.*1\.42: pip install .*\[deploy\]"):
         flower.require()
 
 

@@ -11,6 +11,7 @@ from dither.accounting.ledger.runs import data_id
 from dither.cli.federations import _approval
 from dither.errors import FederationError
 from dither.federation import joining, keys, local
+from dither.federation.nvflare import KIT, kits, system
 
 
 @pytest.fixture
@@ -110,3 +111,29 @@ def test_a_folder_whose_path_is_too_long_for_a_socket(tmp_path):
     folder.mkdir()
     with pytest.raises(FederationError, match=r"node.sock' \(AF_UNIX path too long\): move the party's folder"):
         local.answer_at(folder / "node.sock", lambda body: body, until=lambda: True)
+
+
+def test_a_server_that_has_moved_is_joined_where_it_is(tmp_path, monkeypatch):
+    """Over NVIDIA FLARE: within a minute after an earlier `dither join` its client still ran, to the old address.
+    The party waited there for a day."""
+    config = tmp_path / KIT / "startup" / "fed_client.json"
+    kits.write(config, {"servers": [{"service": {"target": "old:1"}}]})
+    holds = (
+        "import os, sys, time; from dither.experiment.folder import lock; from pathlib import Path;"
+        "handle = lock(Path(sys.argv[1])); handle.write(str(os.getpid())); handle.flush(); print(1, flush=True);"
+        "time.sleep(60)"
+    )
+    relay = subprocess.Popen([sys.executable, "-c", holds, str(tmp_path / "relay.lock")], stdout=subprocess.PIPE)
+    relay.stdout.readline()
+    started = []
+    monkeypatch.setattr(system.subprocess, "Popen", lambda command, **_: started.append(command))
+    try:
+        system.start_relay(tmp_path, "old:1")
+        assert not started
+        assert relay.poll() is None
+        system.start_relay(tmp_path, "new:2")
+        assert started
+        assert relay.wait(10.0) == -15
+    finally:
+        relay.kill()
+    assert kits.server_of(tmp_path / KIT) == "new:2"

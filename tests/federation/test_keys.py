@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
+from typer.testing import CliRunner
 
+from dither.cli import app
 from dither.errors import ConfigError, DamagedFile, FederationError
 from dither.experiment.folder import read_checked, write_checked
 from dither.federation import keys
@@ -222,6 +224,34 @@ def test_a_revoked_name_is_not_given_again_where_its_certificate_is_still_good(j
     with pytest.raises(ConfigError, match=r"'eve' was revoked, .* another name"):
         keys.add(folder.with_name("flare"), eve)
     assert keys.add(folder, eve).party("eve") == eve  # Flower knows nodes by their keys
+
+
+def test_a_party_without_its_request_to_flare_is_not_let_in(joined, tmp_path):
+    """It was, without a certificate. Then it belonged to the federation already and, once revoked, needed another
+    name: there was no way to give it its certificate."""
+    folder = tmp_path / "flare"
+    shutil.copytree(joined[0], folder)
+    (folder / "ca" / "nvflare").mkdir()
+    shutil.copyfile(folder / "ca" / "ca.pem", folder / "ca" / "nvflare" / "rootCA.pem")
+    keys.request(tmp_path / "fay", "fay")
+    before = keys.Keyring.load(folder / "server")
+    arguments = ["federation", "add", str(folder), str(tmp_path / "fay" / "fay.request.json")]
+    said = CliRunner().invoke(app, arguments)
+    assert "fay.request.zip" in str(said.exception or said.output)
+    assert keys.Keyring.load(folder / "server") == before
+
+
+def test_nobody_is_added_to_a_federation_over_flare_whose_keys_were_made_in_one_place(joined, tmp_path):
+    """The new party could have no certificate, and the server waited for it; a revoked name was given again."""
+    folder = tmp_path / "flare"
+    shutil.copytree(joined[0], folder)
+    (folder / "server" / "nvflare").mkdir()
+    keys.request(tmp_path / "fay", "fay")
+    before = keys.Keyring.load(folder / "server")
+    arguments = ["federation", "add", str(folder), str(tmp_path / "fay" / "fay.request.json")]
+    said = CliRunner().invoke(app, arguments)
+    assert "init --request" in str(said.exception or said.output)
+    assert keys.Keyring.load(folder / "server") == before
 
 
 def test_a_party_brings_no_key_of_another(joined):

@@ -1,11 +1,13 @@
 """A party's part in the rounds: its state, its budget, and what it answers and refuses."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from dither.accounting.ledger.runs import Budget, data_id
 from dither.errors import FederationError
-from dither.federation import messages
+from dither.federation import messages, state
 from dither.federation.agreement import approved_digest
 from dither.federation.party import REFUSALS
 from tests.federation.parties import (
@@ -152,6 +154,43 @@ def test_terms_are_shown_approved_and_never_changed_behind_the_owners_back(parti
     assert str(parties.nodes["ann"].refusal) == "the owner does not approve the agreement"
     assert approved_digest(parties.nodes["ann"].folder) == approved
     assert parties.charged("ann") == [0, 1, 2]
+
+
+def test_a_round_whose_upload_cannot_be_saved_is_not_charged(parties, monkeypatch):
+    """With a disk that is almost full, every round was charged, and none was sent."""
+    with monkeypatch.context() as patch:
+        patch.setattr(state.shutil, "disk_usage", lambda path: SimpleNamespace(free=3000))
+        with pytest.raises(FederationError, match="round 1 has 0 of at least 3 answers"):
+            parties.coordinator().run()
+    assert any("has 2 KiB of free space" in line for line in parties.said)
+    assert parties.charged("ann") == []
+    parties.coordinator().run()
+    assert parties.charged("ann") == [0, 1, 2]
+
+
+def test_a_run_goes_on_after_another_one_was_approved(parties):
+    """A server that was stopped in one run, and used for another: nobody took part in the first one any more."""
+
+    def killed(event, facts):
+        if event == "round":
+            raise KeyboardInterrupt
+
+    asked, run = [], parties.folder / "run"
+    parties.nodes["ann"] = parties.node("ann", approve=lambda terms, experiment: asked.append(terms) or "test")
+    with pytest.raises(KeyboardInterrupt):
+        parties.coordinator(on_event=killed).run()
+    run.rename(parties.folder / "first")
+    parties.coordinator().run()
+    run.rename(parties.folder / "second")
+    (parties.folder / "first").rename(run)
+    parties.nodes = {name: parties.node(name) for name in parties.nodes}
+    assert len(parties.coordinator().run().federation.parties) == 4
+    assert len(asked) == 2
+    assert parties.charged("ann") == [0, 0, 1, 2, 1, 2]
+    # What the owner takes back is not approved any more.
+    (parties.nodes["ann"].folder / "approved.json").unlink()
+    with pytest.raises(FederationError, match="did not approve"):
+        parties.node("ann")._current(asked[0].run)
 
 
 def test_a_node_refuses_seeded_noise_and_counts_that_are_not_its_own(parties):

@@ -1,5 +1,6 @@
 """A party's signed record of what it released: nothing in it can be changed, taken out or put in."""
 
+import fcntl
 import json
 from dataclasses import replace
 
@@ -131,6 +132,30 @@ def test_a_full_disk_outside_of_the_folder_makes_no_copy_of_it(record, monkeypat
     assert state.check_record(folder, keyring)["releases"] == 6
 
 
+def test_a_full_disk_outside_of_the_folder_is_found_before_a_charge(record, monkeypatch):
+    """Each round was charged, and none was sent."""
+    ann = record[2]()
+    monkeypatch.setattr(state, "write_checked", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+    with pytest.raises(FederationError, match=r"releases' cannot be written to \(No space left"):
+        ann.check()
+    assert ann.statement()["releases"] == 4
+
+
+def test_a_disk_without_locks_makes_no_copy_of_a_party(record, monkeypatch):
+    """On some network disks: the party was told that a copy of it is in use."""
+    ann = record[2]()
+    monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(37, "No locks available")))
+    with pytest.raises(FederationError, match=r"cannot be written to \(No locks available\)"):
+        ann.check()
+
+
+def test_a_last_line_that_is_damaged_says_what_to_do(record):
+    folder, _, opened = record
+    (folder / state.RELEASES).write_text("".join([*lines(folder)[:-1], "[]\n"]))
+    with pytest.raises(DamagedFile, match="cannot be read; this party cannot continue the run: the others can"):
+        opened()
+
+
 def test_a_state_folder_that_was_put_back_is_named(record):
     """The party's own folder was said to remember too little."""
     ann = record[2]()
@@ -204,3 +229,26 @@ def test_what_is_added_to_a_signed_run_is_noticed(tmp_path, name):
         journal.verify(keyring)
     journal.sign(identity, keyring.id)
     assert name in journal.verify(keyring)["files"]
+
+
+def test_a_countings_files_are_signed_and_what_is_not_signed_is_named(tmp_path):
+    """Terms and answers of a federation's statistics could be changed, and a false audit.json laid beside a signed
+    run, without a word."""
+    keys.create(tmp_path / "keys", ("ann", "bob"), hosts=["localhost"])
+    keyring, identity = (each.load(tmp_path / "keys" / "server") for each in (keys.Keyring, keys.Identity))
+    run = tmp_path / "run"
+    for name in ("spec.toml", "lock", "progress.jsonl", "statistics/answers.json", "statistics/secagg.json"):
+        write_text(run / name, "")
+    for name in ("local/key", "local/checkpoints/3.npz", "flwr/config.toml"):
+        write_text(run / name, "")
+    journal = state.Journal(run)
+    journal.sign(identity, keyring.id)
+    signed = journal.verify(keyring)
+    assert set(signed["files"]) == {"spec.toml", "statistics/answers.json"}
+    assert signed["unsigned"] == []
+    for name in ("audit.json", "local/summary.json", "statistics/excluded.json"):
+        write_text(run / name, "{}")
+    assert journal.verify(keyring)["unsigned"] == ["audit.json", "local/summary.json", "statistics/excluded.json"]
+    write_text(run / "statistics/answers.json", "{}")
+    with pytest.raises(DamagedFile, match=r"answers.json' is not the file that the server signed"):
+        journal.verify(keyring)

@@ -169,6 +169,31 @@ def test_counting_goes_on_without_a_party_that_did_not_take_part(tmp_path):
     assert asking.total(QUESTIONS[0]._replace(share=0.5))
 
 
+def test_statistics_that_are_complete_wait_for_nobody(tmp_path, monkeypatch):
+    """A party that was gone for good before the training kept the server waiting for it: `--without` it, as the
+    message asked, the server waited all the same."""
+    clinics = Clinics(tmp_path, 60, **{"privacy.statistics_epsilon": 9.0})
+    monkeypatch.setattr(FederatedProject, "prepare", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        clinics.coordinator().run()
+    del clinics.transport.answer[FIRST + 1]
+    again = clinics.coordinator(without=("bob",))
+    again._wait = 2.0
+    with pytest.raises(KeyboardInterrupt):  # where the project begins
+        again.run()
+
+
+@pytest.mark.parametrize(("first", "then"), [((), ("bob",)), (("bob",), ())])
+def test_a_counting_that_was_begun_ends_with_the_parties_it_began_with(tmp_path, first, then):
+    """`--without bob` was not heard: the server counted bob or, where bob was away, waited for him."""
+    clinics = Clinics(tmp_path, 60)
+    clinics.asking(without=first).total(QUESTIONS[0])
+    said = r"began with ann, .*: start again with .*--without.*, or start a new run$"
+    with pytest.raises(FederationError, match=said):
+        clinics.asking(without=then)
+    clinics.asking(without=first).total(QUESTIONS[0])
+
+
 def test_a_sum_that_cannot_be_opened_ends_the_counting(tmp_path, monkeypatch):
     """The server named nobody, and asked to be started again: which ended in the same way for ever."""
     clinics = Clinics(tmp_path, 60, **{"federation.round_timeout": 1.0})

@@ -367,11 +367,15 @@ def add(
     folder: MadeFolder, path: Annotated[Path, Argument(metavar="FILE", help="The new party's request.")]
 ) -> None:
     """Add a party. Everybody gets a new invitation; runs that have begun are not affected."""
-    from dither.federation import keys
+    from dither.federation import keys, nvflare
 
-    keyring = keys.add(folder, keys.read_request(path))
-    if keys.transport_ca(folder):
-        _approve_kit(folder, path)
+    over_flare = bool(keys.transport_ca(folder))
+    if nvflare.is_used(folder / "server") and not over_flare:
+        raise ConfigError(
+            f"the keys of {str(folder)!r} were made in one place (`init --parties`): NVIDIA FLARE gives nobody "
+            "a certificate later: create a new federation with `init --request`"
+        )
+    keyring = keys.add(folder, keys.read_request(path), lambda: _approve_kit(folder, path) if over_flare else None)
     _print_members(folder, keyring)
 
 
@@ -379,7 +383,7 @@ def add(
 def revoke(
     folder: MadeFolder, name: Annotated[str, Argument(metavar="NAME", help="The party to remove.")]
 ) -> None:
-    """Remove a party. Copy server/federation.json to the server and restart it: it no longer admits the party."""
+    """Remove a party. Copy server/ to the server and restart it: it no longer admits the party."""
     from dither.federation import keys
 
     _print_members(folder, keys.revoke(folder, name))
@@ -408,7 +412,7 @@ def verify(
 ) -> None:
     """Check a run folder against the signatures of the server and the parties, or a party's own record of what it
     released in a run."""
-    from dither.federation import keys, state
+    from dither.federation import keys, messages, state
     from dither.federation.agreement import digest_of
 
     keyring = keys.Keyring.load(federation)
@@ -430,6 +434,8 @@ def verify(
             f"{n} released {each['releases']} messages, the last is {each['head'][:16]}"
             for n, each in stated.items()
         ]
+        if signed["unsigned"]:  # such as an audit that was made afterwards
+            said.append(f"not signed, so anyone's: {messages.printable(', '.join(signed['unsigned']))}")
         said += [f"{n} did not say what it released, or is no longer a member of this federation" for n in silent]
     if common.emit(signed):
         typer.echo("\n".join(said))

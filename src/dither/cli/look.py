@@ -19,7 +19,7 @@ import typer
 from typer import Argument, Option
 
 from dither.cli import common
-from dither.errors import DitherError, SpecError
+from dither.errors import DitherError, SpecError, extra
 from dither.types import __version__
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def web(
         import plotly  # noqa: F401
         import uvicorn  # noqa: F401
     except ModuleNotFoundError as missing:
-        raise SpecError(f"dither web needs {missing.name}; install it with: pip install 'dither[web]'") from None
+        raise SpecError(f"dither web needs {missing.name}; install it with: {extra('web')}") from None
     from dither.accounting.ledger.runs import Ledger
     from dither.web.app import create_app
     from dither.web.guard import is_loopback, kept_token, new_token
@@ -328,12 +328,12 @@ def _software() -> list[Diagnosis]:
     packages = Diagnosis("packages", not missing, seen, f"pip install {' '.join(missing)}")
     extras = [
         Diagnosis(
-            f"extra {extra}",
+            f"extra {named}",
             bool(_version(name)),
             f"{name} {_version(name)}".strip(),
-            f"pip install 'dither[{extra}]'",
+            extra(named),
         )
-        for extra, name in _EXTRAS.items()
+        for named, name in _EXTRAS.items()
     ]
     return [python, packages, *extras]
 

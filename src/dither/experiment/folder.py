@@ -468,11 +468,15 @@ def lock(path: Path, seconds: float = 0.0) -> TextIO | None:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return handle
-        except OSError:
+        except BlockingIOError:
             if time.monotonic() >= until:
                 handle.close()
                 return None
             time.sleep(0.1)
+        except OSError as error:  # such as a network disk without locks: nobody else is there
+            handle.close()
+            error.filename = str(path)
+            raise
 
 
 def is_free(path: Path) -> bool:

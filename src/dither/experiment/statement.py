@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dither.accounting import ProvenRow
-from dither.errors import SpecError
+from dither.errors import SpecError, extra
 from dither.experiment.folder import to_json, write_bytes
 from dither.experiment.report import Report, html_table, load, uncovered
 from dither.types import ADVERSARIES, SHORT_VIEWS, __version__, epsilon_text
@@ -117,7 +117,7 @@ class Statement:
         try:
             import fpdf
         except ImportError:
-            raise SpecError("a PDF needs the package fpdf2: pip install 'dither[pdf]', or write .html") from None
+            raise SpecError(f"a PDF needs the package fpdf2: {extra('pdf')}, or write .html") from None
         import matplotlib
 
         fonts = Path(matplotlib.get_data_path()) / "fonts/ttf"  # with the letters ε and δ

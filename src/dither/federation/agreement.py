@@ -697,19 +697,30 @@ def _approval_file(folder: Path, purpose: str) -> Path:
 
 
 def approved_digest(folder: Path, purpose: str = "") -> str | None:
-    """The digest the owner approved, for training or for the `purpose` of statistics, or None."""
+    """The digest the owner approved last, for training or for the `purpose` of statistics, or None."""
+    return next(iter(_approved(folder, purpose)), None)
+
+
+def is_approved(folder: Path, terms: Terms) -> bool:
+    """Whether the owner has approved this agreement, then or now: an older run may go on after a newer one."""
+    return terms.digest in _approved(folder, terms.purpose)
+
+
+def _approved(folder: Path, purpose: str) -> list[str]:
+    """All digests the owner approved, the newest first."""
     path = _approval_file(folder, purpose)
     if not path.is_file():
-        return None
+        return []
     advice = "delete it to be asked again"
     saved = read_checked(path, advice, old=("digest", "run", "approved", "how"))
     if not isinstance(saved.get("digest"), str):
         raise DamagedFile(f"{str(path)!r} names no digest; {advice}")
-    return str(saved["digest"])
+    return [saved["digest"], *saved.get("earlier", ())]
 
 
 def record_approval(folder: Path, terms: Terms, answer: str) -> None:
     """Write down that the owner approved this agreement."""
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    content = {"digest": terms.digest, "run": terms.run, "approved": at, "how": answer}
+    earlier = [digest for digest in _approved(folder, terms.purpose) if digest != terms.digest]
+    content = {"digest": terms.digest, "run": terms.run, "approved": at, "how": answer, "earlier": earlier}
     write_checked(_approval_file(folder, terms.purpose), content)

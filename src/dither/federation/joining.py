@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from dither.accounting.ledger import Spent
 from dither.accounting.ledger.runs import EVERY_RECORD, Ledger, data_id
-from dither.errors import DataError, DitherError, FederationError
+from dither.errors import DataError, DitherError, FederationError, extra
 from dither.experiment.folder import lock
 from dither.federation import flower, keys, nvflare
 from dither.federation.agreement import PartyData, held_out_sizes
@@ -182,11 +182,11 @@ def _check_keys(folder: Path) -> Iterator[Preflight]:
 
 def _check_versions(folder: Path) -> Iterator[Preflight]:
     yield Preflight(True, f"Dither {__version__}")
-    package, name, extra = ("flwr", "Flower", "deploy")
+    package, name, needed = ("flwr", "Flower", "deploy")
     if nvflare.is_used(folder):
-        package, name, extra = ("nvflare", "NVIDIA FLARE", "nvflare")
+        package, name, needed = ("nvflare", "NVIDIA FLARE", "nvflare")
     if find_spec(package) is None:
-        yield Preflight(False, f"{name} is not installed: pip install 'dither[{extra}]'")
+        yield Preflight(False, f"{name} is not installed: {extra(needed)}")
     else:
         yield Preflight(True, f"{name} {version(package)}")
 

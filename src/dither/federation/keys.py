@@ -42,7 +42,10 @@ from dither.experiment.folder import read_checked, write_bytes, write_checked, w
 from dither.secagg import primitives
 
 FORMAT = 1
-_ADVICE = "restore this file from a backup, or ask the organiser of the federation for new keys"
+_ADVICE = (
+    "restore this file from a backup; without one, delete federation.json and accept the invitation again "
+    "(`dither federation accept`) or, where a private key is lost, make new ones (`dither federation request`)"
+)
 _T = TypeVar("_T")
 CA_DAYS = 3650
 SERVER_DAYS = 825
@@ -210,6 +213,15 @@ def _check_names(names: Sequence[str]) -> None:
         _check_name(name)
 
 
+def _check_members(parties: Sequence[PartyKeys]) -> None:
+    _check_names([party.name for party in parties])
+    owners: dict[str | bytes, str] = {}
+    for party in parties:
+        for key in (party.identity, party.node_key):
+            if (owner := owners.setdefault(key, party.name)) != party.name:
+                raise ConfigError(f"{party.name!r} has a key of {owner!r}; ask both for new requests")
+
+
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
         raise ConfigError(
@@ -252,8 +264,9 @@ def read_request(path: Path) -> PartyKeys:
     return party
 
 
-def add(folder: Path, party: PartyKeys) -> Keyring:
-    """Let one more party in; everybody gets a new invitation."""
+def add(folder: Path, party: PartyKeys, certify: Callable[[], None] = lambda: None) -> Keyring:
+    """Let one more party in; everybody gets a new invitation. `certify` is what a transport does for the party,
+    which is not let in if that fails."""
     keyring = Keyring.load(folder / "server")
     if any(each.name == party.name for each in keyring.parties):
         raise ConfigError(f"{party.name!r} belongs to this federation already; revoke it first for new keys")
@@ -263,6 +276,8 @@ def add(folder: Path, party: PartyKeys) -> Keyring:
             "under another name"
         )
     keyring = replace(keyring, parties=(*keyring.parties, party), serial=keyring.serial + 1)
+    _check_members(keyring.parties)
+    certify()
     _save_revoked(folder, revoked(folder / "server") - {party.name})
     return publish(folder, keyring)
 
@@ -299,12 +314,7 @@ def invitation_file(folder: Path, name: str) -> Path:
 def publish(folder: Path, keyring: Keyring) -> Keyring:
     """Write the list of members for the server, and an invitation for each party, signed with the CA's key. The
     list names the certificate authorities as they are now."""
-    _check_names([party.name for party in keyring.parties])
-    owners: dict[str | bytes, str] = {}
-    for party in keyring.parties:
-        for key in (party.identity, party.node_key):
-            if (owner := owners.setdefault(key, party.name)) != party.name:
-                raise ConfigError(f"{party.name!r} has a key of {owner!r}; ask both for new requests")
+    _check_members(keyring.parties)
     ca_key = _ca_key(folder)
     ca = certificate_of(folder / "ca" / "ca.pem")
     keyring = replace(keyring, ca=_fingerprint_of(ca), transport_ca=transport_ca(folder))
@@ -343,7 +353,7 @@ def accept(folder: Path, invitation: Path) -> tuple[Keyring, Keyring | None]:
         raise FederationError(f"{str(invitation)!r} lists a key for {name!r} that is not identity.key")
     before = Keyring.load(folder) if (folder / "federation.json").is_file() else None
     if before is not None:
-        if (folder / "ca.pem").read_text(encoding="ascii") != saved["ca"]:
+        if _fingerprint_of(certificate_of(folder / "ca.pem")) != keyring.ca:
             raise FederationError(
                 f"{str(invitation)!r} comes from a different CA than this folder's; use a new folder"
             )

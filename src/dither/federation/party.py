@@ -48,6 +48,7 @@ from dither.federation.agreement import (
     approved_digest,
     digest_of,
     federated_spec,
+    is_approved,
     record_approval,
     secagg_rules,
     sums_integers,
@@ -246,7 +247,7 @@ class Party:
         terms = _saved_terms(self.folder / "runs" / name) if name.isalnum() else None
         if terms is None:
             raise FederationError(f"run {name[:8]!r} is unknown here: its agreement was not accepted")
-        if approved_digest(self.folder, terms.purpose) != terms.digest:
+        if not is_approved(self.folder, terms):
             raise FederationError(f"run {name[:8]} has an agreement that the owner did not approve")
         self._runs[type(terms)] = run = self._made_ready(terms, self._check(terms))
         self.say(f"back in run {name[:8]}")
@@ -275,7 +276,7 @@ class Party:
         if federated_spec(terms.spec, len(terms.names), terms.spec.data.name) != terms.spec:
             raise FederationError("the agreement has settings that a federation never runs with")
         if isinstance(terms, StatisticsTerms):
-            if terms.trained is not None and approved_digest(self.folder) != terms.trained.digest:
+            if terms.trained is not None and not is_approved(self.folder, terms.trained):
                 raise FederationError("the model to evaluate was trained under an agreement not approved here")
             self._check_counted(terms)
         if not isinstance(terms, Agreement):
@@ -669,6 +670,7 @@ class _Training(_PartyRun):
         self, index: int, broadcast: list[np.ndarray], last_counted: int, before: PendingUpload | None
     ) -> PendingUpload:
         client_state = self._client_state(last_counted, before)
+        self.store.check_space((1 << 16) + sum(4 * leaf.nbytes for leaf in [*broadcast, *client_state]))
         self._charge(index)
         began = time.perf_counter()
         answer = self._engine.answer(broadcast, client_state, index)

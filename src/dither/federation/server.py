@@ -131,7 +131,8 @@ class Coordinator:
         began = time.monotonic()
         from dither.federation import surveys  # which subclasses this
 
-        if self.asked_spec.privacy.statistics_epsilon and not self._begun:
+        counted = self._begun or self.journal.path.joinpath(surveys.STATISTICS).is_file()
+        if self.asked_spec.privacy.statistics_epsilon and not counted:
             surveys.write_statistics(self)
         project = surveys.FederatedProject(self) if self.asked_spec.privacy.project_epsilon else None
         if project is not None and self._begun:

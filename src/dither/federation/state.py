@@ -39,6 +39,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
@@ -49,6 +50,7 @@ import numpy as np
 
 from dither.accounting.ledger.store import state_folder
 from dither.errors import DamagedFile, FederationError, LedgerError, RunExists
+from dither.experiment.counting import PURPOSES
 from dither.experiment.folder import Checkpoint, RunFolder, lock, read_checked, to_json, write_bytes, write_checked
 from dither.federation.agreement import Agreement
 from dither.federation.keys import Identity, Keyring, is_signed
@@ -74,6 +76,12 @@ _SIGNED = (
     *("excluded.json", "summary.json", "model.safetensors", "plot.png", "plot.svg"),
     *("statistics.json", "scores.json", "model.py", "local/schema.toml"),
 )
+_WORKING = (  # what the server works with, or a transport: no file of the run's outcome
+    *("signature.json", "releases.json", "digests.json", "asked.toml", "progress.jsonl"),
+    *("serve.lock", "superlink.log", "nvflare.log", "local/key", "local/README"),
+)
+_WORKING_FOLDERS = ("flwr/", "nvflare/", "local/checkpoints/")
+_OWN = ("lock", "secagg.json")  # of the server, also in the folder of a counting
 
 
 class _RunFiles:
@@ -170,6 +178,15 @@ class PartyStore(_RunFiles):
         np.savez(buffer, meta=np.array(json.dumps({**content, "leaves": len(leaves)})), **arrays)
         write_bytes(path, buffer.getvalue())
 
+    def check_space(self, needed: int) -> None:
+        """Before a charge: an upload that cannot be saved is never sent."""
+        free = shutil.disk_usage(self.path).free
+        if free < needed:
+            raise FederationError(
+                f"{str(self.path)!r} has {free >> 10:,} KiB of free space, and a round may take {needed >> 10:,}: "
+                "free some for the next round"
+            )
+
     def secret(self) -> bytes:
         """16 bytes of its own for this run, made at the first call; in the file its digest follows."""
         path = self.path / "secret.key"
@@ -261,11 +278,13 @@ class Journal(_RunFiles):
     def sign(self, identity: Identity, federation: str) -> None:
         """The server's signature of the finished run, beside it: signature.json."""
         present = [name for name in _SIGNED if (self.path / name).is_file()]
-        files = {name: digest((self.path / name).read_bytes()) for name in present}
+        counted = [name for name in self._outcome() if name.split("/")[0] in PURPOSES]
+        files = {name: digest((self.path / name).read_bytes()) for name in [*present, *counted]}
         write_checked(self.path / _SIGNATURE, identity.signed({"federation": federation, "files": files}))
 
     def verify(self, keyring: Keyring) -> dict[str, Any]:
-        """What the server of this federation signed; DamagedFile if the files differ."""
+        """What the server of this federation signed, and which files of the folder it did not sign; DamagedFile if
+        the files differ."""
         path = self.path / _SIGNATURE
         if not path.is_file():
             raise DamagedFile(
@@ -281,7 +300,15 @@ class Journal(_RunFiles):
         for file in (self.path / name for name in _SIGNED if name not in saved["files"]):
             if file.exists():
                 raise DamagedFile(f"{str(file)!r} is not among the files that the server signed")
-        return {name: saved[name] for name in ("federation", "files")}
+        unsigned = [name for name in self._outcome() if name not in saved["files"]]
+        return {**{name: saved[name] for name in ("federation", "files")}, "unsigned": unsigned}
+
+    def _outcome(self) -> list[str]:
+        """Every file of the folder that may be taken for part of the run's outcome."""
+        paths = (path for path in sorted(self.path.rglob("*")) if not path.is_dir())
+        names = [path.relative_to(self.path).as_posix() for path in paths]
+        others = [name for name in names if name not in _WORKING and not name.startswith(_WORKING_FOLDERS)]
+        return [name for name in others if name.rpartition("/")[2] not in _OWN]
 
 
 # What a party released: a line of releases.jsonl has the digest of what was sent and of the line before, and the
@@ -303,7 +330,7 @@ class ReleaseRecord:
         if whole != content:  # a power failure in the middle of a line: what it speaks of did not leave
             os.truncate(self._path, len(whole))
         lines = whole.splitlines()
-        self._count, self._newest = len(lines), _read_line(lines[-1], self._path) if lines else {}
+        self._count, self._newest = len(lines), _read_line(lines[-1], self._path, PARTY_ADVICE) if lines else {}
         self._head, self._size = digest(lines[-1]) if lines else "", len(whole)
         self._outside = _note_outside(party, terms)
 
@@ -316,7 +343,7 @@ class ReleaseRecord:
         """Before every charge: what could not be released afterwards is not paid for. The note outside is made
         before the `first` one, and must be there from then on."""
         with self._alone(first=first):
-            pass
+            self._note()  # written anew: that there is space is not seen from the note that is there
 
     def append(self, content: bytes, index: int, attempt: int = 0, *, opens: bool = False) -> None:
         """Record what is about to leave: an upload of this round (and attempt), or help to open that sum."""
@@ -386,7 +413,8 @@ class ReleaseRecord:
     def statement(self) -> dict[str, Any]:
         """How many lines the record has and the digest of the last, signed."""
         if self._count or self._outside.is_file():
-            self.check()  # no false statement by a folder that was put back
+            with self._alone():  # no false statement by a folder that was put back
+                pass
         content = dict(zip(_STATED, (self._party, self._terms, self._count, self._head), strict=True))
         return self._identity.signed(content)
 
@@ -453,13 +481,13 @@ def load_statements(folder: Path, terms: str, keyring: Keyring) -> dict[str, dic
         raise DamagedFile(f"{str(path)!r} holds {error}") from None
 
 
-def _read_line(text: bytes, path: Path) -> dict[str, Any]:
+def _read_line(text: bytes, path: Path, advice: str = _RECORD_ADVICE) -> dict[str, Any]:
     try:
         line = json.loads(text)
     except ValueError:
         line = None
     if not isinstance(line, dict):
-        raise DamagedFile(f"{str(path)!r} has a line that cannot be read; {_RECORD_ADVICE}")
+        raise DamagedFile(f"{str(path)!r} has a line that cannot be read; {advice}")
     return line
 
 

@@ -36,6 +36,7 @@ from dither.secagg.server import ServerSession
 from dither.spec import Spec
 
 _ADVICE = "start a new run"
+STATISTICS = "statistics.json"
 
 
 class _Asked(NamedTuple):
@@ -109,8 +110,16 @@ class StatisticsCoordinator(Coordinator):
     def _agree_to_count(self, purpose: str, budget: tuple[float, float]) -> StatisticsTerms:
         """Terms that every party has accepted: those of the journal, or new ones."""
         terms = StatisticsTerms.load(self.journal.path, _ADVICE)
-        if terms is not None and terms.names != self._asked and not self._begun:  # one of them did not take part
-            (self.journal.path / "secagg.json").unlink(missing_ok=True)
+        if terms is not None and terms.names != self._asked:
+            if self._begun:  # every party must answer every question
+                members = [party.name for party in self.keyring.parties]
+                others = [f"--without {name}" for name in members if name not in terms.names]
+                again = f"start again with {' '.join(others) or 'no --without'}, or "
+                raise FederationError(
+                    f"the counting for {purpose} began with {', '.join(terms.names)}, and each of them must "
+                    f"answer to its end: {again * (set(terms.names) <= set(members))}{_ADVICE}"
+                )
+            (self.journal.path / "secagg.json").unlink(missing_ok=True)  # one of them did not take part
             terms = None
         if terms is None:
             terms = self._new_terms(purpose, budget)
@@ -237,7 +246,7 @@ def write_statistics(coordinator: Coordinator) -> Statistics:
     budget = (privacy.statistics_epsilon, privacy.delta)
     asking = StatisticsCoordinator(coordinator, "statistics", budget)
     result = Statistics(describe(asking, asking.header), *budget, len(coordinator.parties))
-    write_text(coordinator.journal.path / "statistics.json", result.to_json())
+    write_text(coordinator.journal.path / STATISTICS, result.to_json())
     return result
 
 

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dither.errors import SpecError, did_you_mean
+from dither.errors import SpecError, did_you_mean, extra
 from dither.models import Model, leaf_name
 from dither.spec import code
 from dither.types import Array, Key, Params
@@ -243,7 +243,7 @@ def _torchax() -> tuple[Any, Any]:
 
         return interop, torchax.default_env()
     except ImportError:
-        raise SpecError("a PyTorch model needs torchax: pip install 'dither[torch]'") from None
+        raise SpecError(f"a PyTorch model needs torchax: {extra('torch')}") from None
     finally:
         OpOverloadPacket.__getattr__ = plain
 

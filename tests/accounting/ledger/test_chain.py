@@ -281,6 +281,14 @@ def test_a_state_folder_that_cannot_be_used(tmp_path, path, monkeypatch):
         Ledger(path)
 
 
+def test_a_state_folder_that_one_may_not_write_to_is_named(path):
+    """It was said that permission is denied: not for what, nor what would help."""
+    numbers, ledger = np.arange(6, dtype=np.uint64).reshape(2, 3), Ledger(path)
+    (state_folder() / "lock").mkdir()
+    with pytest.raises(LedgerError, match=r"/lock: cannot be used .*, and Dither remembers ledgers there; give"):
+        ledger.identify("d" * 16, lambda: RecordHashes(numbers, numbers[0]), file="a.csv")
+
+
 # Damage
 
 

@@ -448,13 +448,26 @@ def state_folder(part: str = "") -> Path:
 
 
 @contextmanager
+def _here() -> Iterator[None]:
+    """The system's errors in the state folder, as one line that names the file and the fix."""
+    try:
+        yield
+    except OSError as error:
+        raise LedgerError(
+            f"{error.filename or state_folder()}: cannot be used ({error.strerror}), and Dither remembers ledgers "
+            "there; give this user access to it, or free some space"
+        ) from error
+
+
+@contextmanager
 def alone() -> Iterator[None]:
     """While no other process, nor thread, is here."""
-    with (state_folder() / "lock").open("w") as handle:
+    with _here(), (state_folder() / "lock").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 
+@_here()
 def known_records(rows: RecordHashes) -> list[KnownRecords]:
     """Which ledgers know these records, as far as this user has charged any."""
     found = [_read_known(path) for path in sorted(state_folder("data").glob("*.json"))]
@@ -469,6 +482,7 @@ def remembers_records(ledger: str, dataset: str) -> bool:
     return path.exists() and _read_known(path)[1].parts is not None
 
 
+@_here()
 def remember_records(rows: RecordHashes, ledger: str, path: Path, dataset: str, file: str) -> None:
     """Records that a ledger is about to be charged for."""
     about = {"ledger": ledger, "path": str(path.resolve()), "file": file}

@@ -33,7 +33,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from dither.errors import ConfigError
+from dither.errors import ConfigError, extra
 
 APP = Path(__file__).parent.parent / "app"  # the Flower app: what `flwr run` takes
 SUPERLINK = "DITHER_SUPERLINK"  # in the environment of a SuperLink of `dither serve`: its nodes are parties
@@ -50,12 +50,11 @@ for _name, _value in QUIET.items():  # before any module here imports Flower
 def require() -> None:
     """`ConfigError` where Flower is not installed, or in a version that `fleet` was not written for."""
     if find_spec("flwr") is None:
-        raise ConfigError("a federation needs Flower: install Dither with its extra, pip install 'dither[deploy]'")
+        raise ConfigError(f"a federation needs Flower: {extra('deploy')}")
     found = version("flwr")
     if ".".join(found.split(".")[:2]) not in VERSIONS:
         raise ConfigError(
-            f"Flower {found} is installed, and this Dither works with {' and '.join(VERSIONS)}: install Dither "
-            "with its extra, pip install 'dither[deploy]'"
+            f"Flower {found} is installed, and this Dither works with {' and '.join(VERSIONS)}: {extra('deploy')}"
         )
 
 

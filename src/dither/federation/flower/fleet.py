@@ -122,8 +122,10 @@ def serve(
                         time.sleep(poll)
                         poll = min(1.3 * poll, _LONGEST_POLL)
                     else:
-                        connection.reply(answer(body))
+                        found = answer(body)  # which may wait for the owner
+                        since = time.monotonic()
                         timer.reset()
+                        connection.reply(found)
                         poll = _FIRST_POLL
                 time.sleep(_LINGER_SECONDS)
         except ConnectionLost as error:
@@ -249,7 +251,7 @@ class _Connection:
                     f"{self._server.address} does not know this node: is {self._server.key.name} the key of a "
                     "party of this federation, and is the clock right?"
                 ) from None
-            if 400 <= code < 500:
+            if 400 <= code < 500 and code != 429:  # too many connections, until the gate drops old ones
                 raise _RequestRejected(f"HTTP {code}") from None
             raise ConnectionLost(f"HTTP {code}") from None
         except httpx.RequestError as error:

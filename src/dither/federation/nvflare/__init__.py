@@ -21,7 +21,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from dither.errors import ConfigError
+from dither.errors import ConfigError, extra
 
 KIT = "nvflare"  # folder of a startup kit, in the folder of the server or of a party
 SOCKET = "DITHER_SOCKET"  # in the environment of a site's FLARE client: where `dither join` answers
@@ -32,9 +32,7 @@ ADMIN_KIT = "nvflare-admin"  # in the server's folder: submits the job
 def require() -> None:
     """`ConfigError` if NVIDIA FLARE is not installed."""
     if find_spec("nvflare") is None:
-        raise ConfigError(
-            "this federation uses NVIDIA FLARE: install Dither with its extra, pip install 'dither[nvflare]'"
-        )
+        raise ConfigError(f"this federation uses NVIDIA FLARE: {extra('nvflare')}")
 
 
 def is_used(folder: Path) -> bool:

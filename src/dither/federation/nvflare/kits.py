@@ -116,6 +116,11 @@ def _protect(kit: Path, resources: dict[str, Any], allowed: str) -> None:
     write(kit / "local" / "authorization.json", rights)
 
 
+def server_of(kit: Path) -> str:
+    """The server's address in a site's kit."""
+    return str(read(kit / "startup" / "fed_client.json")["servers"][0]["service"]["target"])
+
+
 def point_site(kit: Path, server: str) -> None:
     """Let a site's kit name the server's address as the party gives it."""
     config = read(kit / "startup" / "fed_client.json")

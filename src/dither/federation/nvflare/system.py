@@ -32,6 +32,7 @@ from dither.federation.nvflare import ADMIN_KIT, CONNECTED, KIT, SOCKET, kits
 _START_SECONDS = 90.0
 _LOOK_SECONDS = 5.0  # between two looks at who is connected
 _ALONE_SECONDS = 60.0  # for a relay without a `dither join`
+_END_SECONDS = 30.0  # for a relay to end
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # before a client is started again
 _SETTLE_SECONDS = 12.0  # for sites to connect again before a job begins without them
 
@@ -176,11 +177,16 @@ def _reachable(host: str) -> str:
 
 
 def start_relay(folder: Path, server: str) -> None:
-    """Start the relay of this party to the server at HOST:PORT, unless it runs."""
+    """Start the relay of this party to the server at HOST:PORT, unless it runs. One to another server is ended."""
     folder = folder.resolve()
     handle = lock(folder / "relay.lock")
     if handle is None:
-        return
+        if kits.server_of(folder / KIT) == server:
+            return
+        end_relay(folder)
+        handle = lock(folder / "relay.lock", _END_SECONDS)
+    if handle is None:
+        raise FederationError(f"NVIDIA FLARE's client of {str(folder)!r} does not end: see nvflare.log there")
     handle.close()
     kits.point_site(folder / KIT, server)
     with open(folder / "nvflare.log", "ab") as log:
