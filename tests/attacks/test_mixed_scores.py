@@ -55,7 +55,8 @@ def test_private_scores_say_that_bounds_were_read_from_the_training_records(tmp_
             notes=(f"{NOT_COVERED}: the bounds of the label were read from the data", "another note"),
         )
         trained.outputs = lambda path, largest=largest: (np.full(500, 0.5 / largest), np.full(500, 0.6 / largest))
-        ledger, words = tmp_path / f"{number}.sqlite", seeded_words(0)
+        # noise that is above 0, below which no MAE is given
+        ledger, words = tmp_path / f"{number}.sqlite", seeded_words(3)
         scores = evaluate_privately(
             trained, [tmp_path / "held.npz"], epsilon=1.0, ledger=ledger, new_ledger=True, words=words
         )

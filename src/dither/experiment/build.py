@@ -301,7 +301,8 @@ def _refuse_callbacks(experiment: Experiment) -> None:
         return result, algorithm.server(key, state, result.upload, cohort)
 
     hyper = {name: np.asarray(value, np.float32) for name, value in prepared.hyper.items()}
-    arrays = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (problem.x, problem.y)]
+    # Before it agrees, a party has no records at hand.
+    arrays = [jax.ShapeDtypeStruct((max(1, len(a)), *a.shape[1:]), a.dtype) for a in (problem.x, problem.y)]
     refuse_callbacks(f"method {spec.method!r}", one_round, hyper, np.zeros(8, np.uint32), *arrays, np.int32(0))
 
 
