@@ -146,7 +146,7 @@ def test_a_folder_that_was_backed_up_during_a_question_gives_no_second_answer(se
     assert len(first) == 4
 
 
-@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("restarted", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_folder_that_was_backed_up_during_a_round_gives_no_second_upload(tmp_path, monkeypatch, restarted):
     parties = Parties(tmp_path / "federation", small_spec(**{"randomness": "os", "privacy.delta": 1e-5}))
     with pytest.raises(Enrolled):

@@ -103,6 +103,7 @@ def test_a_finished_run_is_not_trained_or_charged_again(place):
     assert json.loads(dither("budget", "history", "--json", cwd=place, **ledger).stdout) == before
 
 
+@pytest.mark.slow
 def test_another_partition_of_the_same_file_is_no_new_budget(place):
     ledger = {"DITHER_LEDGER": str(place / "ledger.sqlite")}
     dither("budget", "set", "t.csv", "--epsilon", "3", cwd=place, **ledger)
@@ -130,6 +131,7 @@ def test_noise_for_a_users_own_data_comes_from_the_system(place, monkeypatch):
     assert "a simulation, not a protection" in seeded.stdout.replace("\n", " ")
 
 
+@pytest.mark.slow
 def test_dp_scaffold_that_stops_at_its_own_budget_says_so(tmp_path):
     quick = [
         "--set", "data.name=breast-cancer", "--set", "num_clients=4", "--set", "cohort_size=2",

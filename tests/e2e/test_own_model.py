@@ -42,6 +42,7 @@ def own(tmp_path, monkeypatch):
     return {**VALUES, "model.name": "my_model.py:net"}
 
 
+@pytest.mark.slow
 def test_a_file_of_yours_is_trained_proved_resumed_and_used(own, tmp_path):
     report = dither.run("adult", values=own, out="run", ledger="ledger.sqlite")
     assert report.num_params == 30 * 4 + 4 + 4 * 2 + 2

@@ -24,6 +24,7 @@ def call(monkeypatch, *arguments):
     return left.value.code or 0
 
 
+@pytest.mark.slow
 def test_a_plan_leaves_a_spec_and_a_picture(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(planner, "OTHER_BUDGETS", (4.0,))  # each costs time, one shows that it works
     files = ["--out", tmp_path / "plan.toml", "--picture", tmp_path / "plan.png"]

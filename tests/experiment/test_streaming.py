@@ -143,6 +143,7 @@ def test_a_continued_run_keeps_its_devices(folder):
     assert check(experiment, {"devices": 64, "processes": 32}) == Shards()
 
 
+@pytest.mark.slow
 def test_a_run_on_two_devices_goes_on_with_two(folder, tmp_path, monkeypatch):
     """Also where one would be chosen now: memory and cores may be others by then."""
     # A method and a cohort whose sums show the order in which they are added.

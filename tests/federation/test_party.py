@@ -21,6 +21,7 @@ from tests.federation.parties import (
 )
 
 
+@pytest.mark.slow
 def test_nodes_come_and_go_and_keep_their_state(tmp_path, quick):
     """DP-SCAFFOLD keeps control variates on the node: restarted between all rounds, it still gives the same bits;
     a server that is killed goes on after the last complete round, and nobody is charged twice."""

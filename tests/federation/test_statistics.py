@@ -384,6 +384,7 @@ def test_a_project_goes_on_after_a_restart(tmp_path):
     assert (tmp_path / "run" / "scores.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_party_that_is_away_when_its_answer_is_needed_is_named(tmp_path):
     """The training had gone on without it, after a restart of the server, which ended in a KeyError."""
     clinics = Clinics(tmp_path, num_rounds=2, **{"federation.min_clients": 2, "privacy.colluders": 0})
@@ -399,7 +400,7 @@ def test_a_party_that_is_away_when_its_answer_is_needed_is_named(tmp_path):
     assert (tmp_path / "run" / "scores.json").is_file()
 
 
-@pytest.mark.parametrize("why", ["excluded", "left out", "revoked"])
+@pytest.mark.parametrize("why", ["excluded", "left out", pytest.param("revoked", marks=pytest.mark.slow)])
 def test_a_project_ends_without_scores_where_a_party_is_gone_for_good(tmp_path, why):
     """All must answer an evaluation: the server waited in vain, and the model was never saved."""
     few = {"federation.min_clients": 2, "privacy.colluders": 0, "federation.round_timeout": 5.0}
