@@ -81,6 +81,22 @@ def test_rounds_after_an_evaluation_run_the_same_program():
     assert simulation._advance._jitted._cache_size() == 1
 
 
+def test_rounds_in_which_devices_meet_are_over_when_the_call_returns():
+    """A program that is asked for meanwhile could take the thread of one device while the other waits for it."""
+    model, prepared = prepare()
+    simulation = engine.Simulation(
+        model,
+        prepared.build,
+        num_clients=len(SIZES),
+        cohort_size_at=prepared.cohort_size_at,
+        shards=Shards(1, 2),
+    )
+    inputs = simulation.inputs(small_problem(), seeds=[3], hyper=batched(prepared.hyper, 1))
+    state = simulation.advance(simulation.start(inputs), inputs, 0, 1)  # compiles
+    state = simulation.advance(state, inputs, 1, 1001)
+    assert all(leaf.is_ready() for leaf in jax.tree.leaves(state))
+
+
 def test_wide_vectors_change_no_bit_of_noise_sums_and_products_of_matrices():
     """Optimised as in a run: elsewhere in these tests the compiler does not vectorise."""
 

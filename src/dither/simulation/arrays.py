@@ -149,6 +149,14 @@ class Shards(NamedTuple):
         """There is one device: nothing below does anything."""
         return self.devices == 1
 
+    @property
+    def meeting_on_cpu(self) -> bool:
+        """Devices of a CPU wait for each other in a round. Nothing more may be asked of them until it is over. XLA
+        has as many threads as devices, to start programs for several of them and to compute. With 32 programs
+        queued, the next one waits for a place and holds a thread, which may be that of the device that the others
+        wait for: they wait forever."""
+        return self.clients > 1 and jax.default_backend() == "cpu"
+
     # From outside
 
     def spread(self, function: Callable[..., Any], arguments: str) -> Callable[..., Any]:

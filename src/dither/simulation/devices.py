@@ -296,15 +296,20 @@ _BROKEN = (OSError, EOFError, ValueError, TypeError, AttributeError, ImportError
 
 class KeptProgram:
     """A jitted function whose compiled programs are kept under `key`; with an empty key it is the function itself.
+    With `awaited`, a call returns when its results are there.
 
     Keywords are static. The devices are those on which the arguments lie."""
 
-    def __init__(self, jitted: Any, key: str) -> None:
-        self._jitted, self._key = jitted, key
+    def __init__(self, jitted: Any, key: str, *, awaited: bool = False) -> None:
+        self._jitted, self._key, self._awaited = jitted, key, awaited
         self._ready: dict[str, Callable[..., Any]] = {}
         self.lower = jitted.lower
 
     def __call__(self, *values: Any, **constants: Any) -> Any:
+        results = self._results(values, constants)
+        return jax.block_until_ready(results) if self._awaited else results
+
+    def _results(self, values: tuple[Any, ...], constants: dict[str, Any]) -> Any:
         if not self._key:
             return self._jitted(*values, **constants)
         signature = _signature(self._key, values, constants)

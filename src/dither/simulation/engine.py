@@ -144,9 +144,8 @@ class Simulation:
         def program(function: Callable[..., Any], arguments: str, **options: Any) -> KeptProgram:
             """Each argument has a letter: "r" if it has an axis of runs, "." if not."""
             name = f"{self.program_key} {function.__name__}" if self.program_key else ""
-            return KeptProgram(
-                self.shards.jit(function, arguments, wide_vectors=self.wide_vectors, **options), name
-            )
+            jitted = self.shards.jit(function, arguments, wide_vectors=self.wide_vectors, **options)
+            return KeptProgram(jitted, name, awaited=self.shards.meeting_on_cpu)
 
         self._start = program(self._start_runs, "r.")
         self._advance = program(self._advance_runs, "rr...", static_argnames="cohort_size", donate_argnums=0)
