@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jaxlib.version
 import numpy as np
 from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
+from jaxlib import xla_client
 
 from dither.errors import SpecError
 from dither.simulation import distributed
@@ -32,6 +34,12 @@ _REFUSED_FLAGS = ("_enable_fast_math", "way_gemm", "_bf16_bf16_f32", "_detect_na
 _EXACT = dict.fromkeys(("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"), "strict")
 _EXACT["NVIDIA_TF32_OVERRIDE"] = "0"
 _COPIES = 4 << 30  # bytes that copies of the records, one a device, may take on a CPU
+# Seconds after which XLA warns that devices of a CPU wait for another, and after which it ends the process
+_PATIENCE = {
+    "--xla_cpu_collective_call_warn_stuck_timeout_seconds": 600,
+    "--xla_cpu_collective_call_terminate_timeout_seconds": 86_400,
+}
+_PATIENT = (0, 8), (0, 13)  # from this jaxlib on and up to that one, XLA knows these flags; unknown ones end it
 
 _is_set_up = False
 
@@ -43,6 +51,7 @@ def set_up() -> None:
     _refuse_debugging()
     if not _is_set_up:
         _is_set_up = True
+        _wait_longer()
         _split_cpu()
         _keep_programs()
 
@@ -93,6 +102,25 @@ def connect(coordinator: str, *, count: int, number: int, on_wait: Callable[[], 
     anything. `on_wait` is called now and then meanwhile."""
     set_up()
     distributed.connect(coordinator, count=count, number=number, local_devices=local_devices, on_wait=on_wait)
+
+
+def _wait_longer() -> None:
+    """Have a CPU's devices wait for each other for a day. XLA would end the process after a minute, but on a busy
+    machine one device may be that far behind.
+
+    Does nothing if XLA has read its flags already. The environment stays as it was, for other programs.
+    """
+    first, beyond = _PATIENT
+    if not first <= tuple(map(int, jaxlib.version.__version__.split(".")[:2])) < beyond:
+        return
+    before = os.environ.get("XLA_FLAGS")
+    ours = (f"{flag}={seconds}" for flag, seconds in _PATIENCE.items() if flag not in (before or ""))
+    os.environ["XLA_FLAGS"] = " ".join([before or "", *ours]).strip()
+    try:
+        xla_client.CompileOptions()  # for which XLA reads its flags, once
+    finally:
+        os.environ.pop("XLA_FLAGS")
+        os.environ |= {} if before is None else {"XLA_FLAGS": before}
 
 
 def _split_cpu() -> None:
