@@ -83,12 +83,23 @@ class Records(NamedTuple):
         return self.x[rows], self.y[rows]
 
 
+class Steps(NamedTuple):
+    """All batches of a client in one round, and which of them is meant."""
+
+    x: Array  # everyone's records
+    rows: Array  # of `x`: [steps, batch]
+    y: Array
+    weights: Array
+    number: Array
+
+
 class Batch(NamedTuple):
     """The records of one local step, with 0/1 weights (0 is padding)."""
 
     x: Array
     y: Array
     weights: Array
+    steps: Steps | None = None  # where it comes from, for a kernel that fetches its records itself
 
 
 class Keys(NamedTuple):

@@ -8,6 +8,7 @@ import scipy.special
 
 from dither.errors import SpecError
 from dither.privacy import noise, sampling
+from dither.privacy.entropy import OsEntropy
 
 DRAWS = {
     "words": lambda key: jax.random.bits(key, (7, 11)),
@@ -158,3 +159,14 @@ def test_words_of_64_bits_are_those_of_jax():
         theirs, ours = (jax.random.bits(key(3), (5, 2), "uint64") for key in (jax.random.key, noise.key))
     assert ours.dtype == np.uint64
     np.testing.assert_array_equal(ours, theirs)
+
+
+def test_keys_of_all_steps_are_those_of_each(monkeypatch):
+    key = noise.key(3)
+    assert noise.for_steps(key, 4) is key  # on a CPU
+    each = [noise.for_step(key, step) for step in range(4)]
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    all_steps = noise.for_steps(key, 4)
+    assert [noise.for_step(all_steps, step) == one for step, one in enumerate(each)] == [True] * 4
+    from_the_system = OsEntropy()
+    assert noise.for_steps(from_the_system, 4) is from_the_system

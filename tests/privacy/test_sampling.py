@@ -45,6 +45,14 @@ def test_floyd_by_links_equals_the_loop(population, count):
         assert chosen.tolist() == python_floyd(row, fresh.tolist())
 
 
+@pytest.mark.parametrize("links", [1, 7, 8, 9, 16, 17, 200])
+def test_floyd_follows_chains_of_any_length(links):
+    """The second draw repeats the first, and each further one what the one before it takes."""
+    fresh = jnp.arange(300, 300 + links + 2)
+    draws = jnp.concatenate([jnp.array([7, 7]), fresh[1:-1]])
+    assert sampling._floyd(draws, fresh).tolist() == [7, *fresh[1:].tolist()]
+
+
 @pytest.mark.parametrize("clients", [None, 3])
 def test_large_batches_are_distinct_records_and_all_records_alike(clients):
     size, count, rows = 200, 60, 400  # by the rule for a CPU: one entry after the other

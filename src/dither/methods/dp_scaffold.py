@@ -35,6 +35,7 @@ from dither import methods, types
 from dither.errors import SpecError
 from dither.methods import BoundTerms, Condition, Float, check_cohort, check_positive, f64, local, scalar
 from dither.models import Model
+from dither.privacy import noise
 from dither.spec import METHODS
 from dither.types import ClientResult, ClientState, Hyper, Keys, Message, Params, PrivacyPlan, Records, Round
 
@@ -123,6 +124,7 @@ def scaffold(plan: PrivacyPlan, gradients: local.NoisyGradients, hyper: Hyper) -
     def client(keys: Keys, message: Message, state: ClientState, records: Records, round: Round) -> ClientResult:
         start, server_control, control = message["params"], message["control"], state["control"]
         correction = local.subtract(server_control, control)  # c(r-1) - c_k(r-1)
+        keys = keys._replace(noise=noise.for_steps(keys.noise, local_steps))
 
         def step(params: Params, batch: types.Batch, number: types.Array) -> tuple[Params, types.Array]:
             gradient, clipped = gradients.at(hyper, keys, params, batch, records, round, number)

@@ -50,19 +50,20 @@ def train(
         rows = records.rows(batches.positions)
         labels = records.y[rows]
         weights = batches.weights * (labels >= 0)  # a blanked record (label below 0, zero-out) adds nothing
+    fetched = rows, labels, weights
 
-    def body(carry: types.PyTree, inputs: tuple[Array, ...]) -> tuple[types.PyTree, Array]:
-        number, rows, y, weights = inputs
+    def body(carry: tuple[Array, types.PyTree], inputs: tuple[Array, ...]) -> tuple[Any, Array]:
+        (number, before), (rows, y, weights) = carry, inputs
         with jax.named_scope("gather"):
-            batch = Batch(records.x[rows], y, weights)
-        after, diagnostic = step(turned(carry), batch, number)
-        return turned(after), diagnostic
+            steps = types.Steps(records.x, *fetched, number) if jax.default_backend() == "gpu" else None
+            batch = Batch(records.x[rows], y, weights, steps)
+        after, diagnostic = step(turned(before), batch, number)
+        return (number + 1, turned(after)), diagnostic
 
     # Two small steps a turn spare a CPU some of the loop's own work; more only take longer to compile.
     small = rows.shape[1] * math.prod(records.x.shape[1:]) <= _SMALL_STEP
     unroll = 2 if small and jax.default_backend() == "cpu" else 1
-    inputs = (jnp.arange(rows.shape[0]), rows, labels, weights)
-    end, diagnostics = jax.lax.scan(body, turned(start), inputs, unroll=unroll)
+    (_, end), diagnostics = jax.lax.scan(body, (jnp.int32(0), turned(start)), fetched, unroll=unroll)
     return turned(end), jnp.mean(diagnostics)
 
 
@@ -540,6 +541,7 @@ def averaging(plan: PrivacyPlan, gradients: NoisyGradients) -> Callable[[Hyper],
             keys: Keys, message: Params, state: types.ClientState, records: Records, round: Round
         ) -> ClientResult:
             done, start = state["steps"], _counting(message) if plan.clip_quantile else message
+            keys = keys._replace(noise=noise.for_steps(keys.noise, plan.local_steps))
 
             def step(carry: Params, batch: Batch, number: Array) -> tuple[Params, Array]:
                 params = carry["model"] if plan.clip_quantile else carry

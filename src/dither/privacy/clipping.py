@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from dither.accounting import exact
 from dither.models import Model, count_params, cross_entropy, losses
 from dither.privacy import lattice, softmax
-from dither.types import Array, Batch, Params, PyTree
+from dither.types import Array, Batch, Params, PyTree, Steps
 
 REACH = 2.0**40  # of a coordinate that a client reads or sends: sums and products of such numbers are finite
 TINY = 1e-30  # a zero vector is scaled by 1, not by 0/0
@@ -163,8 +163,9 @@ def on_lattice(
     size = exact.block_size(length)
     # An accelerator sums blocks side by side, in groups that fit its memory; a CPU one after the other.
     together = 1 if jax.default_backend() == "cpu" else min(-(-length // size), _SIDE_BY_SIDE)
-    filled = [jnp.pad(a, [(0, -len(a) % (size * together))] + [(0, 0)] * (a.ndim - 1)) for a in batch]
+    filled = [jnp.pad(a, [(0, -len(a) % (size * together))] + [(0, 0)] * (a.ndim - 1)) for a in batch[:3]]
     groups = [a.reshape(-1, together, size, *a.shape[1:]) for a in filled]
+    steps = batch.steps if length == size * together else None
 
     def one(block: list[Array]) -> tuple[PyTree, Array]:
         total, fraction = example_clipped_sum(model, params, *block, clip_norm=clip_norm, stored=True)
@@ -181,7 +182,8 @@ def on_lattice(
         if together == 1:
             return one([a[0] for a in group])
         if _is_large_softmax(model, params):
-            sums = jax.vmap(finished)(*softmax_block_sums(model, params, *group, clip_norm=clip_norm)[:2])
+            of_blocks = softmax_block_sums(model, params, *group, clip_norm=clip_norm, steps=steps)
+            sums = jax.vmap(finished)(*of_blocks[:2])
         else:
             sums = jax.vmap(one)(group)
         each: list[tuple[PyTree, Array]] = [jax.tree.map(operator.itemgetter(i), sums) for i in range(together)]
@@ -230,8 +232,17 @@ def _backward(model: Model, params: Params, x: Array, y: Array, weights: Array) 
     return inputs, derivatives
 
 
+# reason: a batch, and the rule it is clipped by
 def example_clipped_sum(
-    model: Model, params: Params, x: Array, y: Array, weights: Array, *, clip_norm: Array, stored: bool = False
+    model: Model,
+    params: Params,
+    x: Array,
+    y: Array,
+    weights: Array,
+    steps: Steps | None = None,
+    *,
+    clip_norm: Array,
+    stored: bool = False,
 ) -> tuple[PyTree, Array]:
     """Sum over records of weight · clip(gradient, clip_norm), and the fraction that was clipped. `stored` keeps
     the compiler from computing a number twice, for the norm and, to other bits, for the sum (R7): `layers` does so
@@ -240,9 +251,9 @@ def example_clipped_sum(
         # Blocks side by side keep more of a GPU busy.
         size = next((size for size in (2 * exact.BLOCK, exact.BLOCK) if len(x) % size == 0), len(x))
         blocks = (a.reshape(-1, size, *a.shape[1:]) for a in (x, y, weights))
-        totals, clipped, counted = softmax_block_sums(model, params, *blocks, clip_norm=clip_norm)
-        total = jax.tree.map(lambda blocks: jnp.sum(blocks, 0), totals)
-        return total, jnp.sum(clipped) / jnp.maximum(jnp.sum(counted), 1.0)
+        totals, clipped, counted = softmax_block_sums(model, params, *blocks, clip_norm=clip_norm, steps=steps)
+        total = jax.tree.map(_added_up, totals)
+        return total, _added_up(clipped) / jnp.maximum(_added_up(counted), 1.0)
     x = _finite(x)
     if model.layers:
         return _dense_clipped_sum(model, params, x, y, weights, clip_norm=clip_norm, stored=stored)
@@ -290,32 +301,39 @@ def _is_large_softmax(model: Model, params: Params) -> bool:
     return softmax.is_large(shape) and shape[1] <= softmax.MOST_CLASSES
 
 
+def _added_up(blocks: Array) -> Array:
+    """Their sum. That of few is additions: a reduction would be a kernel of its own."""
+    return functools.reduce(jnp.add, blocks) if len(blocks) <= _SIDE_BY_SIDE else jnp.sum(blocks, 0)
+
+
 # reason: as `example_clipped_sum`
 def softmax_block_sums(
-    model: Model, params: Params, x: Array, y: Array, weights: Array, *, clip_norm: Array, interpret: bool = False
+    model: Model,
+    params: Params,
+    x: Array,
+    y: Array,
+    weights: Array,
+    *,
+    clip_norm: Array,
+    steps: Steps | None = None,
+    interpret: bool = False,
 ) -> tuple[PyTree, Array, Array]:
     """`example_clipped_sum` of softmax regression for each block of records, in the way of a GPU; with it the
-    weights of the records that were clipped, and of all. `x` is `[blocks, records, features]`."""
-    x = _finite(x)
+    weights of the records that were clipped, and of all. `x` is `[blocks, records, features]`; with `steps` these
+    records are fetched from there."""
     (layer,) = model.layers
     weight, bias = params[layer.name]["w"], params[layer.name]["b"]
-    blocks, classes = len(x), len(bias)
-    flat = x.reshape(-1, x.shape[-1])
-    derivatives = softmax.clipped_derivatives(
-        jnp.matmul(weight.T, flat.T),
-        bias,
-        y.reshape(-1),
-        weights.reshape(-1),
-        jnp.sum(jnp.square(flat), 1),
-        clip_norm,
-        blocks=blocks,
-        tiny=TINY,
-        lost=LOST,
-        interpret=interpret,
+    blocks, features, classes = len(x), x.shape[-1], len(bias)
+    if steps is None:
+        all_rows = jnp.arange(x[..., 0].size, dtype=jnp.int32)[None]
+        steps = Steps(x.reshape(-1, features), all_rows, y.reshape(1, -1), weights.reshape(1, -1), jnp.int32(0))
+    derivatives, records = softmax.clipped_derivatives(
+        steps, weight.T, bias, clip_norm, blocks=blocks, tiny=TINY, lost=LOST, interpret=interpret
     )
-    gradient = jnp.matmul(derivatives, x, precision=EXACT)[:, :classes].swapaxes(1, 2)
-    sums = jnp.sum(derivatives, 2)
-    return {layer.name: {"w": gradient, "b": sums[:, :classes]}}, sums[:, classes], sums[:, classes + 1]
+    sums = jnp.matmul(derivatives, records, precision=EXACT)  # the last column: of derivatives and counts alone
+    gradient, bias_gradient = sums[:, :classes, :features].swapaxes(1, 2), sums[:, :classes, features]
+    counts = sums[:, classes, features], sums[:, classes + 1, features]
+    return {layer.name: {"w": gradient, "b": bias_gradient}}, *counts
 
 
 def product(a: Array, d: Array) -> Array:

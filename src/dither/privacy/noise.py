@@ -11,6 +11,7 @@ not depend on which it is.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import zlib
@@ -238,9 +239,23 @@ def for_client(key: Key, client: Array) -> Key:
     return _derive(key, client)
 
 
+class StepKeys(NamedTuple):
+    """A client's keys for all local steps of a round."""
+
+    keys: Key
+
+
+def for_steps(key: Key, count: int) -> Key:
+    """What `for_step` derives so many keys from: on a GPU the keys themselves, which would else take a kernel a
+    step."""
+    if isinstance(key, OsEntropy) or jax.default_backend() == "cpu":
+        return key
+    return StepKeys(jax.vmap(functools.partial(_derive, key))(jnp.arange(count)))
+
+
 def for_step(key: Key, step: Array) -> Key:
     """A client's key for one local step."""
-    return _derive(key, step)
+    return key.keys[step] if isinstance(key, StepKeys) else _derive(key, step)
 
 
 def _derive(key: Key, number: Array) -> Key:

@@ -341,6 +341,9 @@ def subset(key: Key, population: Array | int, count: int, *, largest: int, rows:
     return jax.vmap(lambda row: _floyd(row, fresh))(draws)
 
 
+_USUAL_DOUBLINGS = 4  # chains of up to 8 links
+
+
 def _floyd(draws: Array, fresh: Array) -> Array:
     """Floyd's subset (Bentley and Floyd 1987): `draws[j]` uniform in 0..fresh[j]; where it repeats an earlier
     choice, `fresh[j]` is taken. It repeats one where an earlier draw is the same, or where it is the `fresh[i]` of
@@ -354,7 +357,10 @@ def _floyd(draws: Array, fresh: Array) -> Array:
         further = link.at[link].get(mode="promise_in_bounds")
         return repeats | repeats.at[link].get(mode="promise_in_bounds"), further, jnp.any(further != link)
 
-    repeats, _, _ = jax.lax.while_loop(lambda state: state[2], follow, (repeats, link, jnp.array(True)))
+    state = repeats, link, jnp.array(True)
+    for _ in range(_USUAL_DOUBLINGS):  # without asking whether chains go on, for which a GPU stops and waits
+        state = follow(state)
+    repeats, _, _ = jax.lax.while_loop(lambda state: state[2], follow, state)
     return jnp.where(repeats, fresh, draws)
 
 

@@ -1,24 +1,26 @@
 """Softmax regression on a GPU: its clipped sums with few kernels, over matrices whose rows begin at whole units of
 memory.
 
-XLA makes a dozen small kernels of softmax, norm and clip. Each does next to nothing, yet takes a tenth of the time
-of the batch's products; here they are one. The products need twice as long for matrices with rows of, say, 47
-numbers, which begin at odd places in memory. So scores and derivatives lie with records along the rows, and
-`is_turned` says which parameters are kept as their transpose during local training.
+XLA fetches a batch, reads it again for its norms and for the scores, and makes a dozen small kernels of softmax,
+norm and clip. Here all of that is one kernel: each program reads its records once and leaves them behind, beside
+their derivatives, for the product of the two. Products need twice as long for matrices with rows of, say, 47
+numbers, which begin at odd places in memory. So derivatives lie with records along the rows, and `is_turned` says
+which parameters are kept as their transpose during local training.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from dither.types import Array, PyTree
+from dither.types import Array, PyTree, Steps
 
 MOST_CLASSES = 254  # two more rows are used, and a column of 256 is held in registers
-_RECORDS = 32  # that one program of the kernel clips
+_RECORDS = 32  # that one program of the kernel fetches and clips
+_WIDTH = 64  # features that it reads at once
 _UNIT = 4  # numbers of 32 bits, aligned to which a GPU reads memory quickest
 _LARGE = 4096  # numbers in a matrix; the products of smaller ones do not matter
 
@@ -38,88 +40,144 @@ def turned(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: leaf.T if is_turned(leaf.shape) else leaf, tree)
 
 
-# reason: a batch, and the clip
+# reason: a model, the batch, and the clip
 def clipped_derivatives(
-    scores: Array,
+    steps: Steps,
+    weight: Array,
     bias: Array,
-    y: Array,
-    weights: Array,
-    squares: Array,
     clip_norm: Array,
     *,
     blocks: int,
     tiny: float,
     lost: float,
     interpret: bool = False,
-) -> Array:
+) -> tuple[Array, Array]:
     """The derivatives of each record's cross-entropy in its scores, times the scale by which its gradient is
     clipped and weighted, for each block of records: `[blocks, classes, records]`. Two rows follow the classes: the
-    weights of the records that were clipped, and all weights; then zeros up to a multiple of 8 rows.
+    weights of the records that were clipped, and all weights; then zeros up to a multiple of 8 rows. And the
+    records: `[blocks, records, features + 4]`, where a 1 follows the features, then zeros. What is not finite in
+    a record is 0.
 
-    `scores` (`[classes, all records]`) are without the bias; `squares` are the squared norms of the records.
-    `tiny` and `lost` are those of `clipping`, and what it says of numbers that are not finite holds here.
+    `weight` is `[classes, features]`. `tiny` and `lost` are those of `clipping`, and what it says of numbers that
+    are not finite holds here.
     """
     from jax.experimental import pallas
     from jax.experimental.pallas import triton
 
-    classes, size = scores.shape[0], scores.shape[1] // blocks
+    (classes, features), size = weight.shape, steps.rows.shape[1] // blocks
     rows = -(-(classes + 2) // 8) * 8
+    sizes = _Sizes(classes, features, size, rows)
     make = pallas.pallas_call(
-        functools.partial(_kernel, classes=classes, size=size, rows=rows, tiny=tiny, lost=lost),
-        out_shape=jax.ShapeDtypeStruct((blocks, rows, size), jnp.float32),
+        functools.partial(_kernel, sizes=sizes, tiny=tiny, lost=lost),
+        out_shape=(
+            jax.ShapeDtypeStruct((blocks, rows, size), jnp.float32),
+            jax.ShapeDtypeStruct((blocks, size, features + _UNIT), jnp.float32),
+        ),
         grid=(blocks, -(-size // _RECORDS)),
-        compiler_params=triton.CompilerParams(num_warps=4),
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=3),
         interpret=interpret,
     )
-    derivatives: Array = make(scores, bias, y, weights, squares, jnp.reshape(clip_norm, 1))
-    return derivatives
+    number = jnp.reshape(steps.number, 1).astype(jnp.int32)
+    made = make(number, steps.x, steps.rows, steps.y, steps.weights, weight, bias, jnp.reshape(clip_norm, 1))
+    derivatives, records = made
+    return derivatives, records
 
 
-# reason: the arguments are references to arrays in the GPU's memory; the sizes follow
+class _Sizes(NamedTuple):
+    classes: int
+    features: int
+    block: int  # records
+    rows: int  # of the derivatives
+
+    @property
+    def height(self) -> int:
+        """Rows that are computed: a power of 2, as of all that a kernel holds."""
+        return max(16, 1 << (self.rows - 1).bit_length())
+
+    @property
+    def width(self) -> int:
+        """Features that are read at once: they and the model's must fit in what a multiprocessor holds."""
+        return _WIDTH if self.height <= 128 else _WIDTH // 2
+
+
+# reason: the arguments are references to arrays in the GPU's memory; sizes and constants follow
 def _kernel(
-    scores: Any,
-    bias: Any,
+    number: Any,
+    x: Any,
+    rows: Any,
     y: Any,
     weights: Any,
-    squares: Any,
+    weight: Any,
+    bias: Any,
     clip_norm: Any,
     out: Any,
+    records: Any,
     *,
-    classes: int,
-    size: int,
-    rows: int,
+    sizes: _Sizes,
     tiny: float,
     lost: float,
 ) -> None:
-    """`_RECORDS` columns of a block."""
+    """`_RECORDS` records of a block."""
     from jax.experimental import pallas
     from jax.experimental.pallas import triton
 
+    classes, height, step = sizes.classes, sizes.height, number[0]
     block, first = pallas.program_id(0), pallas.program_id(1) * _RECORDS
-    height = 1 << (rows - 1).bit_length()
     row = jax.lax.broadcasted_iota(jnp.int32, (height, _RECORDS), 0)
-    here = first + jax.lax.broadcasted_iota(jnp.int32, (_RECORDS,), 0) < size
-    known = row < classes
-    columns, all_rows = pallas.ds(block * size + first, _RECORDS), pallas.ds(0, height)
-    if size % _RECORDS == 0:
+    here = first + jax.lax.broadcasted_iota(jnp.int32, (_RECORDS,), 0) < sizes.block
+    if sizes.block % _RECORDS == 0:
         here = jnp.ones(_RECORDS, bool)
+    columns, all_rows = pallas.ds(block * sizes.block + first, _RECORDS), pallas.ds(0, height)
 
     def of_records(values: Any) -> Array:
-        loaded: Array = triton.load(values.at[columns], mask=here, other=0)
+        loaded: Array = triton.load(values.at[step, columns], mask=here, other=0)
         return loaded
 
+    copies = records, (block, pallas.ds(first, _RECORDS))
+    scores, squares = _scores(x, of_records(rows), weight, copies, here, sizes)
     class_of_row = jax.lax.broadcasted_iota(jnp.int32, (height,), 0)
+    known = row < classes
     biases = triton.load(bias.at[all_rows], mask=class_of_row < classes, other=0.0)
-    found = triton.load(scores.at[all_rows, columns], mask=known & here[None], other=-jnp.inf)
-    value = found + biases[:, None]
+    value = jnp.where(known, scores + biases[:, None], -jnp.inf)
     powers = jnp.exp(value - jnp.max(value, 0)[None])
     share = powers / jnp.sum(powers, 0)[None]
     derivative = jnp.where(known, share - jnp.where(row == of_records(y)[None], 1.0, 0.0), 0.0)
-    squared = (jnp.sum(derivative * derivative, 0) + classes * lost) * (1 + of_records(squares))
+    squared = (jnp.sum(derivative * derivative, 0) + classes * lost) * (1 + squares)
     finite = squared < jnp.inf  # false for NaN, too
-    length, weight = jnp.where(finite, jnp.sqrt(squared), jnp.inf), of_records(weights)
-    scale = weight * jnp.minimum(1.0, clip_norm[0] / jnp.maximum(length, tiny))
+    length, counted = jnp.where(finite, jnp.sqrt(squared), jnp.inf), of_records(weights)
+    scale = counted * jnp.minimum(1.0, clip_norm[0] / jnp.maximum(length, tiny))
     scaled = jnp.where(finite[None], derivative, 0.0) * scale[None]
-    scaled = jnp.where(row == classes, (weight * jnp.where(length > clip_norm[0], 1.0, 0.0))[None], scaled)
-    scaled = jnp.where(row == classes + 1, weight[None], scaled)
-    triton.store(out.at[block, all_rows, pallas.ds(first, _RECORDS)], scaled, mask=(row < rows) & here[None])
+    scaled = jnp.where(row == classes, (counted * jnp.where(length > clip_norm[0], 1.0, 0.0))[None], scaled)
+    scaled = jnp.where(row == classes + 1, counted[None], scaled)
+    stored = (row < sizes.rows) & here[None]
+    triton.store(out.at[block, all_rows, pallas.ds(first, _RECORDS)], scaled, mask=stored)
+
+
+def _scores(
+    x: Any, rows: Array, weight: Any, copies: tuple[Any, tuple[Any, Any]], here: Array, sizes: _Sizes
+) -> tuple[Array, Array]:
+    """Products of the model's rows with the records at these rows of `x`, and the records' squared norms. The
+    records are copied on the way, to that place of an array."""
+    from jax.experimental import pallas
+    from jax.experimental.pallas import triton
+
+    height, width, features = sizes.height, sizes.width, sizes.features
+    of_a_class = jax.lax.broadcasted_iota(jnp.int32, (height, width), 0) < sizes.classes
+    places = jnp.broadcast_to(rows[:, None], (_RECORDS, width))
+
+    def part(number: Array, before: tuple[Array, Array]) -> tuple[Array, Array]:
+        start = number * width
+        feature = start + jax.lax.broadcasted_iota(jnp.int32, (_RECORDS, width), 1)
+        found = triton.load(x.at[places, feature], mask=feature < features, other=0.0)
+        found = jnp.where(jnp.abs(found) < jnp.inf, found, 0.0).astype(jnp.float32)
+        left = jnp.where(feature == features, 1.0, found)
+        stored = (feature < features + _UNIT) & here[:, None]
+        triton.store(copies[0].at[*copies[1], pallas.ds(start, width)], left, mask=stored)
+        known = of_a_class & (start + jax.lax.broadcasted_iota(jnp.int32, (height, width), 1) < features)
+        weights = triton.load(weight.at[pallas.ds(0, height), pallas.ds(start, width)], mask=known, other=0.0)
+        scores = before[0] + triton.dot(weights, found, trans_b=True, allow_tf32=True)
+        return scores, before[1] + jnp.sum(found * found, 1)
+
+    none = jnp.zeros((height, _RECORDS), jnp.float32), jnp.zeros(_RECORDS, jnp.float32)
+    made: tuple[Array, Array] = jax.lax.fori_loop(0, -(-(features + _UNIT) // width), part, none)
+    return made
