@@ -129,12 +129,10 @@ def printed_numbers(view: View) -> list[Table]:
 
 
 def schemes(view: View, similarity: float) -> list[Values]:
-    """The settings of schemes 0, 1 and 2 at one similarity of the clients' records: at one learning rate, or each
-    at the one that does best on validation records in the round in which the scheme stops."""
-    alike = _schemes(view, similarity)
-    if not view.formula.get("tuned"):
-        return alike
-    return [view.tuned(values, stop(scheme)(view, 0)) for scheme, values in enumerate(alike)]
+    """The settings of schemes 0, 1 and 2 at one similarity of the clients' records, each at the learning rate that
+    does best on validation records in the round in which the scheme stops by the paper's formula."""
+    settings = enumerate(_schemes(view, similarity))
+    return [view.tuned(values, claimed_stop(view, scheme)) for scheme, values in settings]
 
 
 def _schemes(view: View, similarity: float) -> list[Values]:
@@ -149,14 +147,20 @@ def stop(scheme: int) -> Callable[[View, int], int]:
     give the same rounds), or by the accountant for the cohorts that this seed draws."""
 
     def last(view: View, seed: int) -> int:
-        base, values = view.base, _schemes(view, view.base.data.similarity)
-        if view.proven:
-            budget = view.accounts.proven_epsilon(view.spec(values[0], seed))
-            return view.accounts.proven_stop(view.spec(values[scheme], seed), budget)
-        decay, start = values[scheme]["privacy.noise_decay"], base.privacy.noise_decay_start
-        return dp_scaffold.last_round_within(NoiseScheme(scheme, base.num_rounds, base.local_steps, decay, start))
+        if not view.proven:
+            return claimed_stop(view, scheme)
+        values = _schemes(view, view.base.data.similarity)
+        budget = view.accounts.proven_epsilon(view.spec(values[0], seed))
+        return view.accounts.proven_stop(view.spec(values[scheme], seed), budget)
 
     return last
+
+
+def claimed_stop(view: View, scheme: int) -> int:
+    """That round by the paper's formula."""
+    base, decay = view.base, (1.0, *view.grid("decay"))[scheme]
+    start = base.privacy.noise_decay_start
+    return dp_scaffold.last_round_within(NoiseScheme(scheme, base.num_rounds, base.local_steps, decay, start))
 
 
 def accuracy_panels(view: View) -> list[Panel]:
@@ -164,7 +168,7 @@ def accuracy_panels(view: View) -> list[Panel]:
     for similarity in view.grid("similarity"):
         settings = zip(SCHEMES, schemes(view, similarity), strict=True)
         lines = [Line(name, values, until=stop(scheme)) for scheme, (name, values) in enumerate(settings)]
-        lines.append(Line("without noise", {**WITHOUT_NOISE, "data.similarity": similarity}, dashed=True))
+        lines.append(Line("without noise", _noiseless(view, similarity), dashed=True))
         panels.append(Panel(f"{similarity:g}% similarity", lines, "test_accuracy"))
     start = view.base.privacy.noise_decay_start
     later = [
@@ -172,6 +176,28 @@ def accuracy_panels(view: View) -> list[Panel]:
         for panel in panels
     ]
     return panels + later
+
+
+def _noiseless(view: View, similarity: float) -> Values:
+    return view.tuned({**WITHOUT_NOISE, "data.similarity": similarity})
+
+
+def tuned_rates(view: View) -> list[Table]:
+    """The rates that were chosen."""
+
+    def rate(values: Values) -> str:
+        return f"{values['client_lr']:g}"
+
+    def row(similarity: float) -> dict[str, str]:
+        each = zip(SCHEMES, schemes(view, similarity), strict=True)
+        chosen = {scheme.partition(",")[0]: rate(values) for scheme, values in each}
+        return {"similarity": f"{similarity:g}%", **chosen, "without noise": rate(_noiseless(view, similarity))}
+
+    listed = ", ".join(f"{value:g}" for value in view.grid("client_lr"))
+    note = f"Chosen among {listed} by the validation accuracy in the round in which the scheme stops, of one seed."
+    return [
+        Table("Learning rates, tuned alike (as printed)", [row(each) for each in view.grid("similarity")], note)
+    ]
 
 
 def stops(view: View) -> list[list[int]]:

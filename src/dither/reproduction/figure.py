@@ -332,9 +332,9 @@ class View:
 
     def tuned(self, values: Values, last_round: int = 0) -> Values:
         """The settings with the value of the key `options.tuned`, of its grid, that does best on the validation
-        records, by mean final accuracy (or that of a `last_round`) over the first seeds. Every line has the same
-        grid: equal effort. A change of that key as an open setting is taken instead; at equal proven ε, the value
-        of what is deployed."""
+        records, by mean final accuracy (or that of a `last_round`) over the first `options.tuning_seeds`. Every
+        line has the same grid: equal effort. A change of that key as an open setting is taken instead; at equal
+        proven ε, the value of what is deployed."""
         key = self.figure.options["tuned"]
         if key in self.changed:
             return values
@@ -343,13 +343,13 @@ class View:
             tuned = deployed.tuned(values, last_round)
             self.tuning |= deployed.tuning
             return tuned
-        grid = self.grid(key)
+        grid, seeds = self.grid(key), self.figure.options.get("tuning_seeds", TUNING_SEEDS)
         rounds = last_round or self.base.num_rounds
         validated = {"data.split": "validation", "num_rounds": rounds, "eval_every": rounds}
         scores = []
         for value in grid:
             candidate = {**values, key: value, **validated}
-            keyed = [self._keyed(candidate, seed) for seed in self.seeds[:TUNING_SEEDS]]
+            keyed = [self._keyed(candidate, seed) for seed in self.seeds[:seeds]]
             self.tuning |= {run: spec for spec, run in keyed}
             if all(run in self.runs for _, run in keyed):
                 scores.append(float(np.mean([self.runs[run].metrics["test_accuracy"][-1] for _, run in keyed])))
