@@ -99,7 +99,13 @@ class Batch(NamedTuple):
     x: Array
     y: Array
     weights: Array
-    steps: Steps | None = None  # where it comes from, for a kernel that fetches its records itself
+
+
+class Fetched(Batch):
+    """A batch as it was fetched, which knows where from, for a kernel that fetches its records itself. Whatever is
+    made of it, by `_replace` or `jax.tree.map` too, does not: that kernel never reads other records than these."""
+
+    steps: Steps | None = None  # no entry of the tuple
 
 
 class Keys(NamedTuple):

@@ -13,6 +13,7 @@ from dither.accounting import exact
 from dither.errors import SpecError
 from dither.experiment import build
 from dither.methods import baselines, local
+from dither.privacy import noise
 from dither.simulation import engine
 from dither.types import CLIP_RANGE, Keys, Records, Release, Round, RoundInfo, Sampling
 from tests.auditing.grid import small_dataset, small_spec
@@ -225,3 +226,23 @@ def test_rounding_for_a_secure_sum_moves_every_coordinate_by_one_step():
     plan = make_plan([30] * 3, num_params=49, aggregation="ideal", scale_bits=10)
     assert local.rounding(plan) == 7 * 2.0**-10
     assert local.rounding(plan._replace(aggregation="off")) == 0.0
+
+
+def test_no_two_steps_share_noise_whatever_the_plan_of_the_averaging_says(monkeypatch):
+    """A method may make its gradients with another plan. On a GPU all keys of a round are derived before it."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    plan = make_plan([SIZE] * 3, cohort_size=3, local_steps=1, batch_sampling="full", client_lr=1.0)
+    sampler = local.batch_sampler(plan._replace(local_steps=3))
+
+    def at(hyper, keys, params, batch, records, round, step):
+        words = jax.random.key_data(noise.for_step(keys.noise, step)) % 2**20
+        return jnp.zeros((3, 2)).at[step].set(-words.astype(jnp.float32)), jnp.zeros(())
+
+    gradients = local.NoisyGradients(at, None, None, sampler)
+    algorithm = local.averaging(plan, gradients)({"client_lr": jnp.float32(1), "lr_decay": jnp.float32(0)})
+    records = Records(jnp.zeros((SIZE, 2)), jnp.zeros(SIZE, int), jnp.arange(SIZE), jnp.int32(0), jnp.int32(SIZE))
+    keys, start = Keys(*map(noise.key, range(3))), jnp.zeros((3, 2))
+    round = Round(jnp.int32(0), jnp.int32(0), jnp.int32(1))
+    sent = algorithm.client(keys, start, algorithm.client_init(start), records, round).upload
+    expected = [jax.random.key_data(noise.for_step(keys.noise, step)) % 2**20 for step in range(3)]
+    np.testing.assert_array_equal(sent, expected)

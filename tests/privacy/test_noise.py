@@ -168,5 +168,7 @@ def test_keys_of_all_steps_are_those_of_each(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     all_steps = noise.for_steps(key, 4)
     assert [noise.for_step(all_steps, step) == one for step, one in enumerate(each)] == [True] * 4
+    every = [jax.random.key_data(noise.for_step(all_steps, step)).tolist() for step in range(-3, 9)]
+    assert len(set(map(tuple, every))) == 12  # also where a method asks for more
     from_the_system = OsEntropy()
     assert noise.for_steps(from_the_system, 4) is from_the_system

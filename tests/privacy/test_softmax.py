@@ -12,10 +12,12 @@ from dither.accounting import exact
 from dither.accounting.exact import WIDTH
 from dither.data import Dataset
 from dither.experiment import build
+from dither.methods import local
 from dither.privacy import clipping, noise, softmax
+from dither.privacy.sampling import Batches
 from dither.simulation.arrays import ONE_DEVICE
 from dither.spec import Spec
-from dither.types import Batch
+from dither.types import Batch, Records
 from tests.privacy.test_clipping import clipped_sum
 
 FEATURES, CLASSES = 40, 5
@@ -185,3 +187,66 @@ def test_large_matrices_with_rows_at_odd_places_are_turned_on_a_gpu_alone(on_gpu
         jax.tree.leaves(lying), jax.tree.leaves(noise.standard_normal(key, tree)), strict=True
     ):  # the same numbers at the same places
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+CHANGES = {
+    "weights": lambda batch: batch._replace(weights=batch.weights * 0),
+    "labels": lambda batch: batch._replace(y=batch.y * 0),
+    "records": lambda batch: batch._replace(x=1 - batch.x),
+    "a part": lambda batch: type(batch)(*(each[:20] for each in batch)),
+    "a part of each leaf": lambda batch: jax.tree.map(lambda each: each[:20], batch),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("protected", [False, True])
+def test_what_a_step_makes_of_its_batch_is_what_is_clipped(on_gpu, change, protected):
+    """The kernel fetches a batch by itself, but not where a method has changed that batch."""
+    model, draw = models.softmax(100, 47), np.random.default_rng(4)
+    x, y = draw.random((300, 100), np.float32), draw.integers(0, 47, 300, np.int32)
+    records = Records(*map(jnp.asarray, (x, y, np.arange(300, dtype=np.int32), np.int32(0), np.int32(300))))
+    batches = Batches(jnp.asarray(draw.integers(0, 300, (2, 192), np.int32)), jnp.ones((2, 192)))
+    zeros = jax.tree.map(jnp.zeros_like, model.init(jax.random.key(0)))
+
+    def total(batch):
+        rules = {"mode": "example", "divisor": 1.0, "clip_norm": jnp.float32(0.7)}
+        if not protected:
+            return clipping.gradient(model, zeros, batch, **rules).gradient
+        integers = clipping.on_lattice(model, zeros, batch, **rules, scale=2.0**20, fixed_places=True).gradient
+        return jax.tree.map(lambda leaf: leaf / 2.0**20, integers)
+
+    def trained(changed):
+        def step(sums, batch, number):
+            return jax.tree.map(jnp.add, sums, total(changed(batch))), jnp.zeros(())
+
+        return jax.jit(lambda: local.train(zeros, records, batches, step)[0])()
+
+    each = [Batch(*records.take(some), jnp.ones(192)) for some in batches.positions]
+    expected = jax.jit(lambda: jax.tree.map(jnp.add, *(total(change(batch)) for batch in each)))()
+    sums = trained(change), expected, trained(lambda batch: batch)
+    for a, b, other in zip(*map(jax.tree.leaves, sums), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+        assert np.abs(other - b).max() > 0.1
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int32, np.float16])
+def test_records_of_any_kind_are_clipped_as_float32(kind):
+    model, (params, (x, y, weights)) = models.softmax(FEATURES, CLASSES), a_batch(7)
+    whole = np.abs(np.rint(10 * x)).astype(kind)
+    sums = [compiled_sums(model, 1.0)(params, one[None], y[None], weights[None]) for one in (whole, whole * 1.0)]
+    for a, b in zip(*map(jax.tree.leaves, sums), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_rows_that_a_kernel_reads_are_rows_of_the_records(on_gpu):
+    """XLA moves a row that is none to the nearest one. A kernel would read what lies there."""
+    order = jnp.array([3, 1, 10**6, -(10**6)], jnp.int32)
+    records = Records(jnp.zeros((5, 2)), jnp.zeros(5, jnp.int32), order, jnp.int32(0), jnp.int32(4))
+    seen = []
+
+    def step(carry, batch, number):
+        seen.append(batch.steps.rows)
+        return carry, jnp.zeros(())
+
+    local.train({}, records, Batches(jnp.arange(4)[None], jnp.ones((1, 4))), step)
+    assert seen[0].tolist() == [[3, 1, 4, 0]]

@@ -124,14 +124,14 @@ def scaffold(plan: PrivacyPlan, gradients: local.NoisyGradients, hyper: Hyper) -
     def client(keys: Keys, message: Message, state: ClientState, records: Records, round: Round) -> ClientResult:
         start, server_control, control = message["params"], message["control"], state["control"]
         correction = local.subtract(server_control, control)  # c(r-1) - c_k(r-1)
-        keys = keys._replace(noise=noise.for_steps(keys.noise, local_steps))
+        batches = gradients.sampler.draw(keys, state["steps"], records.size)
+        keys = keys._replace(noise=noise.for_steps(keys.noise, len(batches.positions)))
 
         def step(params: Params, batch: types.Batch, number: types.Array) -> tuple[Params, types.Array]:
             gradient, clipped = gradients.at(hyper, keys, params, batch, records, round, number)
             direction = local.add(gradient, correction)
             return local.axpy(-hyper["client_lr"], direction, params), clipped
 
-        batches = gradients.sampler.draw(keys, state["steps"], records.size)
         end, clipped = local.train(start, records, batches, step)
         # c_k(r) = c_k(r-1) - c(r-1) + (w_{k,0} - w_{k,τ})/(τ η_l): the mean of the τ noisy gradients (S8)
         drift = local.scale(1 / (local_steps * hyper["client_lr"]), local.subtract(start, end))

@@ -42,12 +42,15 @@ def train(
     clients at once would not fit for image data.
     """
 
-    if jax.default_backend() == "gpu" and batches.positions.shape[1] > 2 * exact.BLOCK:
+    on_gpu = jax.default_backend() == "gpu"
+    if on_gpu and batches.positions.shape[1] > 2 * exact.BLOCK:
         # Batches that are summed in blocks are filled up to whole ones before their records are fetched.
         missing = -batches.positions.shape[1] % exact.BLOCK
         batches = Batches(*(jnp.pad(each, ((0, 0), (0, missing))) for each in batches))
     with jax.named_scope("gather"):  # names for a profile (benchmarks/profiling.py)
         rows = records.rows(batches.positions)
+        if on_gpu:  # a kernel reads there unchecked
+            rows = rows.clip(0, len(records.x) - 1)
         labels = records.y[rows]
         weights = batches.weights * (labels >= 0)  # a blanked record (label below 0, zero-out) adds nothing
     fetched = rows, labels, weights
@@ -55,8 +58,9 @@ def train(
     def body(carry: tuple[Array, types.PyTree], inputs: tuple[Array, ...]) -> tuple[Any, Array]:
         (number, before), (rows, y, weights) = carry, inputs
         with jax.named_scope("gather"):
-            steps = types.Steps(records.x, *fetched, number) if jax.default_backend() == "gpu" else None
-            batch = Batch(records.x[rows], y, weights, steps)
+            batch = types.Fetched(records.x[rows], y, weights)
+            if on_gpu and records.x.ndim == 2 and records.x.dtype == jnp.float32:
+                batch.steps = types.Steps(records.x, *fetched, number)
         after, diagnostic = step(turned(before), batch, number)
         return (number + 1, turned(after)), diagnostic
 
@@ -541,7 +545,8 @@ def averaging(plan: PrivacyPlan, gradients: NoisyGradients) -> Callable[[Hyper],
             keys: Keys, message: Params, state: types.ClientState, records: Records, round: Round
         ) -> ClientResult:
             done, start = state["steps"], _counting(message) if plan.clip_quantile else message
-            keys = keys._replace(noise=noise.for_steps(keys.noise, plan.local_steps))
+            batches, integers = gradients.sampler.draw(keys, done, records.size), None
+            keys = keys._replace(noise=noise.for_steps(keys.noise, len(batches.positions)))
 
             def step(carry: Params, batch: Batch, number: Array) -> tuple[Params, Array]:
                 params = carry["model"] if plan.clip_quantile else carry
@@ -554,7 +559,6 @@ def averaging(plan: PrivacyPlan, gradients: NoisyGradients) -> Callable[[Hyper],
             def integers_of(_: Params, batch: Batch, number: Array) -> tuple[Params, Array]:
                 return gradients.at(hyper, keys, message, batch, records, round, number)
 
-            batches, integers = gradients.sampler.draw(keys, done, records.size), None
             weight = weight_of(hyper, round.client) / round.cohort_size
             if plan.exact_sums:
                 summed = CountedGradient(message, jnp.float32(0)) if plan.clip_quantile else message

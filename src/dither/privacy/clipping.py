@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from dither.accounting import exact
 from dither.models import Model, count_params, cross_entropy, losses
 from dither.privacy import lattice, softmax
-from dither.types import Array, Batch, Params, PyTree, Steps
+from dither.types import Array, Batch, Fetched, Params, PyTree, Steps
 
 REACH = 2.0**40  # of a coordinate that a client reads or sends: sums and products of such numbers are finite
 TINY = 1e-30  # a zero vector is scaled by 1, not by 0/0
@@ -116,7 +116,7 @@ def gradient(
     gradient before the mean (the regulariser does not touch data and stays outside), "none" clips nothing.
     """
     if mode == "example":
-        total, fraction = example_clipped_sum(model, params, *batch, clip_norm=clip_norm)
+        total, fraction = example_clipped_sum(model, params, *batch, clip_norm=clip_norm, steps=_steps_of(batch))
         mean = jax.tree.map(lambda leaf: leaf / divisor, total)
         return Clipped(regularised(mean, params, l2), fraction)
     mean = _batch_mean(model, params, batch, divisor)
@@ -163,9 +163,9 @@ def on_lattice(
     size = exact.block_size(length)
     # An accelerator sums blocks side by side, in groups that fit its memory; a CPU one after the other.
     together = 1 if jax.default_backend() == "cpu" else min(-(-length // size), _SIDE_BY_SIDE)
-    filled = [jnp.pad(a, [(0, -len(a) % (size * together))] + [(0, 0)] * (a.ndim - 1)) for a in batch[:3]]
+    filled = [jnp.pad(a, [(0, -len(a) % (size * together))] + [(0, 0)] * (a.ndim - 1)) for a in batch]
     groups = [a.reshape(-1, together, size, *a.shape[1:]) for a in filled]
-    steps = batch.steps if length == size * together else None
+    steps = _steps_of(batch) if length == size * together else None
 
     def one(block: list[Array]) -> tuple[PyTree, Array]:
         total, fraction = example_clipped_sum(model, params, *block, clip_norm=clip_norm, stored=True)
@@ -239,10 +239,10 @@ def example_clipped_sum(
     x: Array,
     y: Array,
     weights: Array,
-    steps: Steps | None = None,
     *,
     clip_norm: Array,
     stored: bool = False,
+    steps: Steps | None = None,
 ) -> tuple[PyTree, Array]:
     """Sum over records of weight · clip(gradient, clip_norm), and the fraction that was clipped. `stored` keeps
     the compiler from computing a number twice, for the norm and, to other bits, for the sum (R7): `layers` does so
@@ -301,6 +301,10 @@ def _is_large_softmax(model: Model, params: Params) -> bool:
     return softmax.is_large(shape) and shape[1] <= softmax.MOST_CLASSES
 
 
+def _steps_of(batch: Batch) -> Steps | None:
+    return batch.steps if isinstance(batch, Fetched) else None
+
+
 def _added_up(blocks: Array) -> Array:
     """Their sum. That of few is additions: a reduction would be a kernel of its own."""
     return functools.reduce(jnp.add, blocks) if len(blocks) <= _SIDE_BY_SIDE else jnp.sum(blocks, 0)
@@ -326,7 +330,8 @@ def softmax_block_sums(
     blocks, features, classes = len(x), x.shape[-1], len(bias)
     if steps is None:
         all_rows = jnp.arange(x[..., 0].size, dtype=jnp.int32)[None]
-        steps = Steps(x.reshape(-1, features), all_rows, y.reshape(1, -1), weights.reshape(1, -1), jnp.int32(0))
+        flat = x.reshape(-1, features).astype(jnp.float32)
+        steps = Steps(flat, all_rows, y.reshape(1, -1), weights.reshape(1, -1), jnp.int32(0))
     derivatives, records = softmax.clipped_derivatives(
         steps, weight.T, bias, clip_norm, blocks=blocks, tiny=TINY, lost=LOST, interpret=interpret
     )

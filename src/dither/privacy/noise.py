@@ -255,7 +255,12 @@ def for_steps(key: Key, count: int) -> Key:
 
 def for_step(key: Key, step: Array) -> Key:
     """A client's key for one local step."""
-    return key.keys[step] if isinstance(key, StepKeys) else _derive(key, step)
+    if not isinstance(key, StepKeys):
+        return _derive(key, step)
+    known = jnp.clip(step, 0, len(key.keys) - 1)
+    # Beyond them XLA would give the last one again and again.
+    words = jax.random.key_data(key.keys[known]) ^ jnp.asarray(step - known).astype(jnp.uint32)
+    return jax.random.wrap_key_data(words, impl=jax.random.key_impl(key.keys))
 
 
 def _derive(key: Key, number: Array) -> Key:

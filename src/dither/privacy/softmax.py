@@ -169,14 +169,15 @@ def _scores(
         start = number * width
         feature = start + jax.lax.broadcasted_iota(jnp.int32, (_RECORDS, width), 1)
         found = triton.load(x.at[places, feature], mask=feature < features, other=0.0)
-        found = jnp.where(jnp.abs(found) < jnp.inf, found, 0.0).astype(jnp.float32)
+        found = jnp.where(jnp.abs(found) < jnp.inf, found, 0.0)
         left = jnp.where(feature == features, 1.0, found)
         stored = (feature < features + _UNIT) & here[:, None]
         triton.store(copies[0].at[*copies[1], pallas.ds(start, width)], left, mask=stored)
         known = of_a_class & (start + jax.lax.broadcasted_iota(jnp.int32, (height, width), 1) < features)
         weights = triton.load(weight.at[pallas.ds(0, height), pallas.ds(start, width)], mask=known, other=0.0)
-        scores = before[0] + triton.dot(weights, found, trans_b=True, allow_tf32=True)
-        return scores, before[1] + jnp.sum(found * found, 1)
+        along_features = ((1,), (1,)), ((), ())
+        product = jax.lax.dot_general(weights, found, along_features, precision=jax.lax.Precision.HIGH)  # in TF32
+        return before[0] + product, before[1] + jnp.sum(found * found, 1)
 
     none = jnp.zeros((height, _RECORDS), jnp.float32), jnp.zeros(_RECORDS, jnp.float32)
     made: tuple[Array, Array] = jax.lax.fori_loop(0, -(-(features + _UNIT) // width), part, none)
