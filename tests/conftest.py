@@ -49,7 +49,6 @@ def nothing_spent(tmp_path_factory, monkeypatch):
 IN_USE = {
     "xla_backend_optimization_level": 3,
     "xla_cpu_use_fusion_emitters": True,
-    "xla_cpu_parallel_codegen_split_count": 32,
 }
 
 

@@ -62,7 +62,7 @@ def batch(num_classes, count=37, seed=0):
 
 
 def randomised(model, seed=0):
-    params = model.init(jax.random.key(seed))
+    params = jax.eval_shape(model.init, jax.random.key(seed))
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.5, jnp.float32), params)
 
