@@ -26,7 +26,7 @@ from dither import data
 from dither.errors import DataError
 from dither.types import PrivacyPlan
 
-gc.set_threshold(500_000)  # traced programs are many objects that stay: looking through them often takes long
+gc.set_threshold(2_000_000)  # traced programs are many objects that stay: looking through them often takes long
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -170,9 +170,14 @@ QUICK = (constant_rates, unguarded_clip, all_rounds_drawn, credit_of_the_first_c
 
 
 def test_random_specs_leak_no_more_than_is_proved():
-    outcomes = fuzz.fuzz(8, seed=20000)
+    outcomes = [
+        *fuzz.fuzz(5, seed=20005),
+        *fuzz.fuzz(3, seed=20011),
+    ]  # the one between them takes as long as these
     assert [outcome.command for outcome in outcomes if outcome.violated] == []
-    assert [outcome.seed for outcome in outcomes] == list(range(20000, 20008))
+    assert [outcome.seed for outcome in outcomes] == [*range(20005, 20010), *range(20011, 20014)]
+    attacks = {"totality", "rounds", "counts", "ex ante", "history", "choice"}
+    assert {outcome.attack for outcome in outcomes} == attacks
     assert max(outcome.attacked / outcome.proven for outcome in outcomes) > 0.8  # and come near
 
 

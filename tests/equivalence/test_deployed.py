@@ -12,8 +12,6 @@ from dither.federation.state import PendingUpload
 from dither.secagg import encoding
 from tests.federation.parties import Parties, assert_simulated, server_bits, simulated, small_spec
 
-pytestmark = pytest.mark.usefixtures("compiled_as_in_use")
-
 QUICK = [("cpfed", "real")]  # the others take the same path, and their time
 
 

@@ -13,8 +13,6 @@ from dither.accounting import exact
 from dither.privacy import clipping
 from dither.types import Batch
 
-pytestmark = pytest.mark.usefixtures("compiled_as_in_use")
-
 
 def clipped_sum(model, *records, clip_norm):
     """`clipping.example_clipped_sum`, compiled: operation by operation it takes several times as long."""
