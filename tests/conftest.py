@@ -9,18 +9,24 @@ import tempfile
 # What tests spend must not stand in anybody's own ledger, nor be remembered beside it.
 os.environ.setdefault("DITHER_LEDGER", os.path.join(tempfile.mkdtemp(prefix="dither-tests-"), "ledger.sqlite"))
 os.environ["DITHER_STATE"] = tempfile.mkdtemp(prefix="dither-tests-")
-# Tests compile much and compute little: the compiler's last effort costs more than it gains here.
-# Four devices, for what is shared among devices; the rest uses the first.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count=4")
+# Tests compile much and compute little: they take the short ways through the compiler, not those to quick programs
+# (`compiled_as_in_use`: those of users). Four devices, for what is shared among devices; the rest uses the first.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
+    "--xla_cpu_parallel_codegen_split_count=1 --xla_force_host_platform_device_count=4",
+)
 
+import jax
 import numpy as np
 import pytest
+from jax._src import compiler
 
 from dither import data
 from dither.errors import DataError
 from dither.types import PrivacyPlan
 
-gc.set_threshold(50_000)  # traced programs are many objects that stay: looking through them often takes long
+gc.set_threshold(2_000_000)  # traced programs are many objects that stay: looking through them often takes long
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -37,6 +43,28 @@ def nothing_spent(tmp_path_factory, monkeypatch):
     own = tmp_path_factory.mktemp("own", numbered=True)
     monkeypatch.setenv("DITHER_LEDGER", str(own / "ledger.sqlite"))
     monkeypatch.setenv("DITHER_STATE", str(own / "state"))
+
+
+# What XLA does where nobody says otherwise
+IN_USE = {
+    "xla_backend_optimization_level": 3,
+    "xla_cpu_use_fusion_emitters": True,
+}
+
+
+@pytest.fixture(scope="module")
+def compiled_as_in_use():
+    """Programs are compiled as a user's are: for tests of bits, of rounding, and of what is not a number."""
+    options = compiler.get_compile_options
+
+    def in_use(*arguments, env_options_overrides=None, **rest):
+        return options(*arguments, env_options_overrides=IN_USE | (env_options_overrides or {}), **rest)
+
+    jax.clear_caches()  # of what was compiled otherwise
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "get_compile_options", in_use)
+        yield
+    jax.clear_caches()
 
 
 def make_plan(sizes, **changes) -> PrivacyPlan:

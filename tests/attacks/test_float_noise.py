@@ -21,6 +21,8 @@ from dither.spec import Spec
 from dither.types import Keys, Records, Round
 from tests.auditing.grid import small_dataset, small_spec
 
+pytestmark = pytest.mark.usefixtures("compiled_as_in_use")
+
 TRIALS = 20_000
 G = np.float32(-0.5) / np.float32(128)  # coordinate 0 of the record's clipped gradient, over the divisor
 

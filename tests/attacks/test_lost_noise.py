@@ -16,6 +16,8 @@ from dither.experiment.build import assemble, engine_options
 from dither.simulation import engine
 from dither.spec import Spec
 
+pytestmark = pytest.mark.usefixtures("compiled_as_in_use")
+
 CLIENTS, RUNS = 400, 200
 NOISE = 0.195  # of one client, over the distance of neighbours; ε = 0.95 by the noise of all
 STEP = 2.0**-20

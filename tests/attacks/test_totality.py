@@ -20,6 +20,8 @@ from dither.spec import METHODS
 from tests.conftest import make_federation, make_records
 from tests.methods.test_conformance import SIZES, spec_of
 
+pytestmark = pytest.mark.usefixtures("compiled_as_in_use")
+
 LARGEST = np.float32(3e38) * np.array([1, -1, 1, -1, 1, -1], np.float32)
 QUICK = ("secure-fedavg", "nbafl", "dp-scaffold", "cpfed")
 PRIVATE = sorted(set(METHODS) - {"fedavg", "fedprox", "scaffold"})

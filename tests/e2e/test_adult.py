@@ -6,7 +6,10 @@ import pytest
 import dither
 from dither.spec import Spec
 
-pytestmark = pytest.mark.adult
+pytestmark = [
+    pytest.mark.adult,
+    pytest.mark.usefixtures("compiled_as_in_use"),
+]  # they compute more than they compile
 LEVELS = (0.1, 0.5, 1.0, float("inf"))
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dither import run
-from tests.e2e.test_cli import dither, table, write_table
+from tests.e2e.test_cli import dither, dither_here, table, write_table
 
 SPEC = """
 method = "cpfed"
@@ -40,7 +40,7 @@ def place(tmp_path):
 
 def test_a_users_own_data_is_always_charged_and_the_budget_holds(place):
     ledger = {"DITHER_LEDGER": str(place / "ledger.sqlite")}
-    dither("budget", "set", "t.csv", "--epsilon", "3", cwd=place, **ledger)
+    dither_here("budget", "set", "t.csv", "--epsilon", "3", cwd=place, **ledger)
     first = dither("run", "spec.toml", "--out", "one", cwd=place, check=False, **ledger)
     assert first.returncode == 3, first.stderr
     assert "the privacy budget ends after round" in first.stderr
@@ -49,14 +49,14 @@ def test_a_users_own_data_is_always_charged_and_the_budget_holds(place):
     proven = {(r["view"], r["adjacency"], r["unit"]): r["value"] for r in summary["epsilon"]["proven"]}
     assert 2.7 < proven["upload", "zero-out", "run"] <= 3.0
     assert (place / "one" / "model.safetensors").is_file()
-    rows = json.loads(dither("budget", "show", "t.csv", "--json", cwd=place, **ledger).stdout)
+    rows = json.loads(dither_here("budget", "show", "t.csv", "--json", cwd=place, **ledger).stdout)
     assert {row["client"] for row in rows} == {"every record", "site=north", "site=south"}
     assert all(float(row["spent"]) <= 3.0 for row in rows)
-    second = dither("run", "spec.toml", "--set", "seed=1", "--out", "two", cwd=place, check=False, **ledger)
+    second = dither_here("run", "spec.toml", "--set", "seed=1", "--out", "two", cwd=place, check=False, **ledger)
     assert second.returncode == 3
     assert "has spent" in second.stderr
     assert not (place / "two").exists()
-    history = json.loads(dither("budget", "history", "--json", cwd=place, **ledger).stdout)
+    history = json.loads(dither_here("budget", "history", "--json", cwd=place, **ledger).stdout)
     assert [row["what"].split()[0] for row in history[:3]] == ["data:", "budget", "rounds"]
     assert any("rounds 0 to 9" in row["what"] for row in history)
 
@@ -98,9 +98,9 @@ def test_bundled_sets_are_charged_only_when_asked(tmp_path):
 def test_a_finished_run_is_not_trained_or_charged_again(place):
     ledger = {"DITHER_LEDGER": str(place / "ledger.sqlite")}
     dither("run", "spec.toml", "--out", "one", "-q", cwd=place, **ledger)
-    before = json.loads(dither("budget", "history", "--json", cwd=place, **ledger).stdout)
-    dither("run", "--resume", "one", "-q", cwd=place, **ledger)
-    assert json.loads(dither("budget", "history", "--json", cwd=place, **ledger).stdout) == before
+    before = json.loads(dither_here("budget", "history", "--json", cwd=place, **ledger).stdout)
+    dither_here("run", "--resume", "one", "-q", cwd=place, **ledger)
+    assert json.loads(dither_here("budget", "history", "--json", cwd=place, **ledger).stdout) == before
 
 
 @pytest.mark.slow
@@ -125,7 +125,7 @@ def test_noise_for_a_users_own_data_comes_from_the_system(place, monkeypatch):
         models.append((place / name / "model.safetensors").read_bytes())
         assert json.loads((place / name / "provenance.json").read_text())["randomness"] == "os"
     assert models[0] != models[1]
-    seeded = dither(
+    seeded = dither_here(
         "run", "spec.toml", "--set", "randomness=seeded", "--out", "three", cwd=place, DITHER_LEDGER=str(ledger)
     )
     assert "a simulation, not a protection" in seeded.stdout.replace("\n", " ")

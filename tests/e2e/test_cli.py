@@ -33,6 +33,18 @@ def dither(*arguments, cwd=None, check=True, **environment):
     return result
 
 
+def dither_here(*arguments, cwd=".", check=True, **environment):
+    """The same in this process: a process takes longer to start than most commands take."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(cwd)
+        for name, value in {"NO_COLOR": "1", "COLUMNS": "100", **environment}.items():
+            patch.setenv(name, value)
+        code, errors, printed = run_command([*map(str, arguments)])
+    if check:
+        assert code == 0, errors
+    return subprocess.CompletedProcess(arguments, code, printed, errors)
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "first"
@@ -63,7 +75,7 @@ def test_a_run_leaves_everything_the_readme_names(finished):
 
 def test_the_folders_spec_runs_again_to_the_same_bits(finished, tmp_path):
     folder, _ = finished
-    dither("run", folder / "spec.toml", "--out", tmp_path / "again", "--quiet")
+    dither_here("run", folder / "spec.toml", "--out", tmp_path / "again", "--quiet")
     again = tmp_path / "again" / "model.safetensors"
     assert again.read_bytes() == (folder / "model.safetensors").read_bytes()
 
@@ -83,9 +95,9 @@ def test_the_model_is_usable_afterwards(finished, tmp_path):
     frame = frame.rename(columns={"target": column})
     frame.to_csv(tmp_path / "all.csv", index=False)
     frame.drop(columns=column).to_parquet(tmp_path / "features.parquet")
-    scores = json.loads(dither("evaluate", folder, "--data", tmp_path / "all.csv", "--json").stdout)
+    scores = json.loads(dither_here("evaluate", folder, "--data", tmp_path / "all.csv", "--json").stdout)
     assert scores["records"] == 569
-    dither("predict", folder, "--data", tmp_path / "features.parquet", "--out", tmp_path / "p.csv")
+    dither_here("predict", folder, "--data", tmp_path / "features.parquet", "--out", tmp_path / "p.csv")
     lines = (tmp_path / "p.csv").read_text().splitlines()
     assert len(lines) == 570
     predicted = [line.split(",")[0] for line in lines[1:]]
@@ -296,7 +308,7 @@ def test_a_users_own_table_end_to_end(tmp_path):
     assert summary["test_accuracy"] is None
     assert "not scored" in result.stdout
     assert "(local, not private)" in result.stdout
-    test = dither("evaluate", "run", "--data", "t.csv", cwd=tmp_path).stdout
+    test = dither_here("evaluate", "run", "--data", "t.csv", cwd=tmp_path).stdout
     assert "local, not private" in test
 
 
@@ -312,10 +324,10 @@ def test_a_corrupt_local_copy_is_refused(tmp_path):
 
 def test_taken_folders_and_foreign_checkpoints_are_refused(finished, tmp_path):
     folder, _ = finished
-    taken = dither("run", "secure-fedavg", *QUICK, "--out", folder, check=False)
+    taken = dither_here("run", "secure-fedavg", *QUICK, "--out", folder, check=False)
     assert taken.returncode == 2
     assert "already exists" in taken.stderr
-    other = dither("run", "--resume", folder, "--set", "seed=3", check=False)
+    other = dither_here("run", "--resume", folder, "--set", "seed=3", check=False)
     assert other.returncode == 2
     assert "from another spec" in other.stderr
 
@@ -351,10 +363,10 @@ def test_a_drafted_schema_marks_what_it_read_and_is_used(tmp_path):
     assert "which no ε covers" in drafted.stdout
     text = (tmp_path / "schema.toml").read_text()
     assert "read from data" in text
-    again = dither("data", "schema", "t.csv", "--label", "sick", cwd=tmp_path, check=False)
+    again = dither_here("data", "schema", "t.csv", "--label", "sick", cwd=tmp_path, check=False)
     assert again.returncode == 2
     (tmp_path / "schema.toml").write_text(text.replace("read from data", "public"))
-    dither(
+    dither_here(
         "run", "secure-fedavg", "--set", "data.path=t.csv", "--set", "data.schema=schema.toml",
         "--set", "num_clients=2", "--set", "cohort_size=1", "--set", "num_rounds=3", "--out", "run",
         "--quiet", cwd=tmp_path,
@@ -375,7 +387,7 @@ def test_a_client_whose_update_is_not_finite_ends_the_run_or_is_left_out(tmp_pat
     assert aborted.returncode == 1
     assert "sent an update that is not finite" in aborted.stderr
     assert "Traceback" not in aborted.stderr
-    dither(*wild, "b", "--set", "federation.refused=continue", cwd=tmp_path)
+    dither_here(*wild, "b", "--set", "federation.refused=continue", cwd=tmp_path)
     summary = json.loads((tmp_path / "b" / "summary.json").read_text())
     assert sum(summary["refused"].values()) > 0
     assert any("left out" in note for note in summary["notes"])

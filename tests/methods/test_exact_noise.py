@@ -20,6 +20,8 @@ from dither.types import Cohort, Keys, Records, Release, Round, RoundInfo, Sampl
 from tests.auditing.grid import small_dataset, small_spec
 from tests.privacy.test_totality import FEATURES, strange_records
 
+pytestmark = pytest.mark.usefixtures("compiled_as_in_use")
+
 SIZE = 10
 CASES = {
     "secure-fedavg, regulariser outside": (

@@ -15,6 +15,8 @@ from dither.privacy import clipping, lattice, noise
 from dither.types import Batch
 from tests.privacy.test_totality import FEATURES, MODELS, strange_records
 
+pytestmark = pytest.mark.usefixtures("compiled_as_in_use")
+
 CLIP = 0.7
 WIDE = models.mlp(FEATURES, 3, (40, 24))
 

@@ -27,6 +27,8 @@ from dither.accounting.exact import (
 from dither.privacy import entropy, lattice, noise
 from dither.privacy.entropy import OsEntropy
 
+pytestmark = pytest.mark.usefixtures("compiled_as_in_use")
+
 BINS = 2**14
 released = jax.jit(lattice.released)
 

@@ -10,6 +10,8 @@ from dither.errors import SpecError
 from dither.privacy import noise, sampling
 from dither.privacy.entropy import OsEntropy
 
+pytestmark = pytest.mark.usefixtures("compiled_as_in_use")
+
 DRAWS = {
     "words": lambda key: jax.random.bits(key, (7, 11)),
     "bytes": lambda key: jax.random.bits(key, (5,), "uint8"),

@@ -117,13 +117,17 @@ def test_cohort_is_a_subset_and_refuses_too_many():
 def test_cohorts_planned_on_the_host_are_those_of_the_compiled_rounds(monkeypatch, clients, size, marks):
     monkeypatch.setattr(sampling, "_MARKS", marks)
     rounds = np.array([0, 1, 2, 7, 100_000, 2**31 - 1, 3])
-    for seed in (0, 2**32 - 1):
-        stream = noise.stream(np.uint32(seed), "cohort")
-        draw = jax.vmap(
-            lambda index, stream=stream: sampling.cohort(noise.for_round(stream, index), clients, size)
+    draw = jax.jit(
+        jax.vmap(
+            lambda seed, index: sampling.cohort(
+                noise.for_round(noise.stream(seed, "cohort"), index), clients, size
+            ),
+            in_axes=(None, 0),
         )
+    )
+    for seed in (0, 2**32 - 1):
         planned = sampling.planned_cohorts(seed, rounds, clients, size)
-        np.testing.assert_array_equal(planned, draw(rounds.astype(np.int32)))
+        np.testing.assert_array_equal(planned, draw(np.uint32(seed), rounds.astype(np.int32)))
 
 
 @pytest.mark.parametrize("kind", sampling.KINDS)

@@ -17,6 +17,8 @@ from dither.spec import METHODS
 from dither.types import Batch
 from tests.methods.test_conformance import SIZES, spec_of
 
+pytestmark = pytest.mark.usefixtures("compiled_as_in_use")
+
 FEATURES = 12
 
 
