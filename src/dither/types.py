@@ -83,7 +83,7 @@ class Records(NamedTuple):
         return self.x[rows], self.y[rows]
 
 
-class Steps(NamedTuple):
+class RoundBatches(NamedTuple):
     """All batches of a client in one round, and which of them is meant."""
 
     x: Array  # everyone's records
@@ -105,7 +105,7 @@ class Fetched(Batch):
     """A batch as it was fetched, which knows where from, for a kernel that fetches its records itself. Whatever is
     made of it, by `_replace` or `jax.tree.map` too, does not: that kernel never reads other records than these."""
 
-    steps: Steps | None = None  # no entry of the tuple
+    steps: RoundBatches | None = None  # no entry of the tuple
 
 
 class Keys(NamedTuple):

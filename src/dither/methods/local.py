@@ -60,7 +60,7 @@ def train(
         with jax.named_scope("gather"):
             batch = types.Fetched(records.x[rows], y, weights)
             if on_gpu and records.x.ndim == 2 and records.x.dtype == jnp.float32:
-                batch.steps = types.Steps(records.x, *fetched, number)
+                batch.steps = types.RoundBatches(records.x, *fetched, number)
         after, diagnostic = step(turned(before), batch, number)
         return (number + 1, turned(after)), diagnostic
 

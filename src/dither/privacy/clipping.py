@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from dither.accounting import exact
 from dither.models import Model, count_params, cross_entropy, losses
 from dither.privacy import lattice, softmax
-from dither.types import Array, Batch, Fetched, Params, PyTree, Steps
+from dither.types import Array, Batch, Fetched, Params, PyTree, RoundBatches
 
 REACH = 2.0**40  # of a coordinate that a client reads or sends: sums and products of such numbers are finite
 TINY = 1e-30  # a zero vector is scaled by 1, not by 0/0
@@ -242,7 +242,7 @@ def example_clipped_sum(
     *,
     clip_norm: Array,
     stored: bool = False,
-    steps: Steps | None = None,
+    steps: RoundBatches | None = None,
 ) -> tuple[PyTree, Array]:
     """Sum over records of weight · clip(gradient, clip_norm), and the fraction that was clipped. `stored` keeps
     the compiler from computing a number twice, for the norm and, to other bits, for the sum (R7): `layers` does so
@@ -301,7 +301,7 @@ def _is_large_softmax(model: Model, params: Params) -> bool:
     return softmax.is_large(shape) and shape[1] <= softmax.MOST_CLASSES
 
 
-def _steps_of(batch: Batch) -> Steps | None:
+def _steps_of(batch: Batch) -> RoundBatches | None:
     return batch.steps if isinstance(batch, Fetched) else None
 
 
@@ -319,7 +319,7 @@ def softmax_block_sums(
     weights: Array,
     *,
     clip_norm: Array,
-    steps: Steps | None = None,
+    steps: RoundBatches | None = None,
     interpret: bool = False,
 ) -> tuple[PyTree, Array, Array]:
     """`example_clipped_sum` of softmax regression for each block of records, in the way of a GPU; with it the
@@ -331,7 +331,7 @@ def softmax_block_sums(
     if steps is None:
         all_rows = jnp.arange(x[..., 0].size, dtype=jnp.int32)[None]
         flat = x.reshape(-1, features).astype(jnp.float32)
-        steps = Steps(flat, all_rows, y.reshape(1, -1), weights.reshape(1, -1), jnp.int32(0))
+        steps = RoundBatches(flat, all_rows, y.reshape(1, -1), weights.reshape(1, -1), jnp.int32(0))
     derivatives, records = softmax.clipped_derivatives(
         steps, weight.T, bias, clip_norm, blocks=blocks, tiny=TINY, lost=LOST, interpret=interpret
     )

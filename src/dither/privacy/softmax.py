@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dither.types import Array, PyTree, Steps
+from dither.types import Array, PyTree, RoundBatches
 
 MOST_CLASSES = 254  # two more rows are used, and a column of 256 is held in registers
 _RECORDS = 32  # that one program of the kernel fetches and clips
@@ -42,7 +42,7 @@ def turned(tree: PyTree) -> PyTree:
 
 # reason: a model, the batch, and the clip
 def clipped_derivatives(
-    steps: Steps,
+    steps: RoundBatches,
     weight: Array,
     bias: Array,
     clip_norm: Array,
