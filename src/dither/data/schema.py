@@ -40,7 +40,7 @@ import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -366,6 +366,19 @@ class Schema:
         """`DataError` if the table lacks the label or a feature."""
         _need_columns(frame, [self.label.column, *(column.name for column in self.columns)])
 
+    def misread(self, frame: pd.DataFrame) -> Iterator[str]:
+        """A line for each column of the table with cells that a private schema takes for missing, though they hold
+        something. For the owner's eyes: what is released must not depend on it."""
+        private = [each.name for each in self.columns if isinstance(each, Numeric) and each.bounds_from == PRIVATE]
+        for name in [name for name in private if name in frame.columns]:
+            rows = np.flatnonzero(_no_number(frame[name]))
+            if len(rows):
+                first = f"{str(frame[name].iloc[rows[0]])!r} in row {rows[0] + 1:,}"
+                yield (
+                    f"column {name!r} is numeric, but not in {len(rows):,} of {len(frame):,} cells, such as "
+                    f"{first}: they count as missing; correct them"
+                )
+
     def feature_names(self, features: str = "all") -> tuple[str, ...]:
         """The name of every column of `x`: "age", "sex=female", "sex=(other)"."""
         names: list[str] = []
@@ -677,6 +690,13 @@ def _numbers(series: pd.Series) -> tuple[np.ndarray, tuple[int, str] | None]:
     parsed = parse_numbers(texts)
     wrong = [(int(np.argmax(codes == code)) + 1, texts[code]) for code in np.flatnonzero(np.isnan(parsed))[:1]]
     return np.append(parsed, np.nan)[codes], wrong[0] if wrong else None
+
+
+def _no_number(series: pd.Series) -> np.ndarray:
+    """Which cells hold something that is no finite number."""
+    codes, texts = factorize(series, MISSING_NUMBER)
+    wrong: np.ndarray = ~np.isfinite([*parse_numbers(texts), 0.0])[codes]
+    return wrong
 
 
 def is_number_column(series: pd.Series) -> bool:
