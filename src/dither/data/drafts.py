@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dither.data.schema import (
+    LARGEST,
     OTHER,
     READ_FROM_DATA,
     Categorical,
@@ -262,9 +263,13 @@ class _Drafting:
 
 
 def rounded_bounds(low: float, high: float) -> tuple[float, float]:
-    """Round bounds outwards to multiples of 1, 2 or 5 times a power of ten, and to 0 where that is near."""
-    if not low < high:
-        low, high = low - 1, high + 1
+    """Round bounds outwards to multiples of 1, 2 or 5 times a power of ten, and to 0 where that is near. Those
+    that no schema may have stay as they are."""
+    if max(-low, high) > LARGEST:
+        return low, high
+    if not high - low > 1 / LARGEST:
+        margin = max(1.0, abs(low) * 1e-12)
+        low, high = low - margin, high + margin
     if 0 < low < high / 4:
         low = 0.0
     exponent = math.floor(math.log10((high - low) / 20))

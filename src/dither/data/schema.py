@@ -79,6 +79,8 @@ ENCODINGS = ("minmax", "standard")
 FEATURES = ("all", "categorical", "ordinal")
 LABELS = ("required", "if present", "ignore")
 
+LARGEST = 1e307  # of a bound: the distance of larger ones may be infinite
+
 # A draft takes a label of more different whole numbers, or of more numbers with fractions, for regression.
 MOST_WHOLE_CLASSES, MOST_FRACTIONAL_CLASSES = 64, 10
 
@@ -604,6 +606,11 @@ def _validate(schema: Schema) -> None:
         elif not column.standard[1] > 0:
             raise DataError(f"standard of {column.name!r}: scale={column.standard[1]} must be positive")
     for part in (label, *schema.columns):
+        if (bounds := getattr(part, "bounds", None)) and max(map(abs, bounds)) > LARGEST:
+            raise DataError(
+                f"bounds of {part[0]!r}: {bounds[0]:.3g} to {bounds[1]:.3g}, but at most ±{LARGEST:g} is "
+                "possible; correct the numbers, or leave the column out"
+            )
         for key, value in part._asdict().items():
             if key.endswith("_from"):
                 _choice(f"{key} of {part[0]!r}", value, _ORIGINS)
