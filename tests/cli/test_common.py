@@ -1,5 +1,7 @@
 """Tests of `dither.cli.common`: what a command line names becomes a spec."""
 
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -85,7 +87,24 @@ def test_no_warning_of_a_library_ends_a_command(monkeypatch):
     seen = []
     monkeypatch.setattr("dither.cli.main", command)
     monkeypatch.setattr("gc.set_threshold", lambda count: None)
+    monkeypatch.setenv("PYTHONWARNINGS", "error")  # put back afterwards
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         main()
     assert seen == [[pytest.approx(np.nan, nan_ok=True), 1.0]]
+
+
+def test_what_a_command_starts_is_as_silent_as_the_command(monkeypatch):
+    """Servers and clients of Flower and NVIDIA FLARE wrote Python's warnings to their logs."""
+    said = []
+
+    def command():
+        child = [sys.executable, "-c", "import warnings; warnings.warn('cell 12')"]
+        said.append(subprocess.run(child, capture_output=True, text=True, check=True).stderr)
+
+    monkeypatch.setattr("dither.cli.main", command)
+    monkeypatch.setattr("gc.set_threshold", lambda count: None)
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    with warnings.catch_warnings():
+        main()
+    assert said == [""]
