@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -83,11 +83,14 @@ def draft(
     drop: Collection[str] = (),
     keep: Collection[str] = (),
     task: str = "auto",
+    on_read: Callable[[Path, pd.DataFrame], None] | None = None,
 ) -> Draft:
     """Draft a schema for a file, for several, or for a table in memory. Columns that cannot be features (ids,
     dates, free text, constants, copies of the label, categories with too many levels) are left out unless they
-    are in `keep`; so are those in `drop`."""
+    are in `keep`; so are those in `drop`. `on_read` gets each table as it was read."""
     frames, name = _read(table, name)
+    for file, each in frames.items() if on_read else ():
+        on_read(file, each)
     known = list(dict.fromkeys(str(column) for each in frames.values() for column in each.columns))
     for column in (label, *drop, *keep):
         if column not in known:
