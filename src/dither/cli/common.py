@@ -385,8 +385,8 @@ def short(value: Any) -> str:
 def counts_guarantee(epsilon: float, delta: float) -> str:
     """What covers private counts."""
     return (
-        f"proven ε = {epsilon:g}, δ = {delta:g}, zero-out, against a server that sees every institution's counts; "
-        "95% intervals include the noise"
+        f"proven ε = {epsilon:.15g}, δ = {delta:g}, zero-out, against a server that sees every institution's "
+        "counts; 95% intervals include the noise"
     )
 
 

@@ -215,6 +215,6 @@ def print_draft(drafted: Draft, schema: Schema, out: Path, *, asked: bool) -> No
         )
     if schema.privacy is not None:
         common.tell(
-            f"Its bounds and categories were estimated with noise: ε = {schema.privacy.epsilon:g} at δ = "
+            f"Its bounds and categories were estimated with noise: ε = {schema.privacy.epsilon:.15g} at δ = "
             f"{schema.privacy.delta:g}, charged to the ledger for every file. It adds to the ε of each run."
         )

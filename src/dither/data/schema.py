@@ -256,7 +256,7 @@ class Schema:
             ]
         elif self.privacy is not None:
             lines += [
-                f"These values were estimated with noise at ε = {self.privacy.epsilon:g}, which the ledger has",
+                f"These values were estimated with noise at ε = {self.privacy.epsilon:.15g}, which the ledger has",
                 "charged: it adds to the ε of every run.",
             ]
         head = "".join(f"# {' '.join(line.split())}\n" for line in lines) + "\n" * bool(lines)
@@ -306,7 +306,8 @@ class Schema:
         values = self.read_from_data
         if not values and self.privacy is not None:
             epsilon, delta, _ = self.privacy
-            return (f"the schema was estimated privately: its ε = {epsilon:g} (δ = {delta:g}) adds to this one",)
+            cost = f"its ε = {epsilon:.15g} (δ = {delta:g}) adds to this one"
+            return (f"the schema was estimated privately: {cost}",)
         if not values:
             return ()
         more = f" and {len(values) - 3} more values" if len(values) > 3 else ""
@@ -542,7 +543,7 @@ def _privacy_from_dict(content: Any) -> SchemaPrivacy:
     epsilon, delta = (_number(f"{key} of [privacy]", content[key]) for key in ("epsilon", "delta"))
     if epsilon <= 0 or not 0 < delta < 1:
         raise DataError(
-            f"[privacy] has epsilon={epsilon:g} and delta={delta:g}; they must satisfy ε > 0 and 0 < δ < 1"
+            f"[privacy] has epsilon={epsilon:.15g} and delta={delta:g}; they must satisfy ε > 0 and 0 < δ < 1"
         )
     return SchemaPrivacy(epsilon, delta, str(content.get("charge", "")))
 

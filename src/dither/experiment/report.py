@@ -163,7 +163,7 @@ class Epsilon:
         lines = [(epsilon_label(row), proven_text(row)) for row in proven]
         for who, client in self.by_target():
             both = f"proven {epsilon_text(client.proven)}, claimed {epsilon_text(client.claimed, 'nearest')}"
-            lines.append((f"target ε {client.target:g}", f"{who}: {both}, weight {client.weight:.3g} (mean 1)"))
+            lines.append((f"target ε {client.target:.15g}", f"{who}: {both}, weight {client.weight:.3g} (mean 1)"))
         for row in self.attacked:
             attack = f"{row.adjacency}, against {ADVERSARIES[row.view]} ({row.confidence:.3g} confidence)"
             what = "attacked ε, local, not private" if row.local else "attacked ε"

@@ -286,7 +286,7 @@ def _targets(report: Report, party: str) -> list[Section]:
     table = [
         (
             row.client,
-            f"{row.target:g}",
+            f"{row.target:.15g}",
             epsilon_text(row.proven),
             epsilon_text(row.claimed, "nearest"),
             f"{row.weight:.3g}",
@@ -336,7 +336,7 @@ def _composition(report: Report, row: ProvenRow, ledger: str | Path | None) -> t
             book.called(dataset),
             str(len(spent.runs)),
             epsilon_text(spent.epsilon),
-            epsilon_text(spent.budget.epsilon) if spent.budget else "none set",
+            f"{spent.budget.epsilon:.15g}" if spent.budget else "none set",
             epsilon_text(max(spent.budget.epsilon - spent.epsilon, 0.0), "down") if spent.budget else "–",
             f"{spent.delta:.4g}",
             SHORT_VIEWS[spent.view],

@@ -257,7 +257,7 @@ class Coordinator:
         said = f"the parties hold {held[least]:,} ({least}) to {held[most]:,} ({most}) records"
         targets = {name: greeted[name]["epsilon"] for name in names if "epsilon" in greeted[name]}
         lowest = min(targets, key=targets.__getitem__, default="")
-        return said + f"; the smallest target is ε = {targets[lowest]:g} ({lowest})" if lowest else said
+        return said + f"; the smallest target is ε = {targets[lowest]:.15g} ({lowest})" if lowest else said
 
     def _with_targets(self, spec: Spec, names: Sequence[str]) -> Spec:
         """The spec with the targets that parties have set for themselves. Each of them checks its own anyway."""
