@@ -89,8 +89,9 @@ def draft(
     dates, free text, constants, copies of the label, categories with too many levels) are left out unless they
     are in `keep`; so are those in `drop`. `on_read` gets each table as it was read."""
     frames, name = _read(table, name)
-    for file, each in frames.items() if on_read else ():
-        on_read(file, each)
+    if on_read is not None:
+        for file, each in frames.items():
+            on_read(file, each)
     known = list(dict.fromkeys(str(column) for each in frames.values() for column in each.columns))
     for column in (label, *drop, *keep):
         if column not in known:
