@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import warnings
 
@@ -10,6 +11,7 @@ import warnings
 def main() -> None:
     """The command line; a Ctrl-C before a command begins ends it quietly."""
     warnings.simplefilter("ignore")  # one may be about a single record, and under -W error would end the command
+    os.environ["PYTHONWARNINGS"] = "ignore"  # and in what it starts: servers and clients of the transports
     gc.set_threshold(50_000)  # imports make objects that stay: looking through them often takes a tenth of a start
     try:
         from dither.cli import main as run

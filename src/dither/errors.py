@@ -44,6 +44,10 @@ class DataError(ConfigError):
     """A table, schema or download that cannot be used."""
 
 
+class DataWarning(UserWarning):
+    """Cells of a table that are not taken for what they say."""
+
+
 class RunExists(ConfigError):
     """The run folder is taken, or its checkpoint belongs to another spec."""
 

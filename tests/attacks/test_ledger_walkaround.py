@@ -20,6 +20,7 @@ from dither.accounting.ledger.runs import EVERY_RECORD, Budget, Ledger, data_id
 from dither.accounting.ledger.store import known_records
 from dither.data import hash_records
 from dither.errors import BudgetExhausted, ConfigError, DitherError, SpecError
+from dither.experiment import build
 from dither.experiment.build import build_experiment, origin
 from dither.experiment.folder import RunFolder
 from dither.experiment.plan import records
@@ -699,6 +700,26 @@ def test_test_records_are_the_ones_that_were_read(place, kind):
     write("test", 7)
     with pytest.raises(SpecError, match="declared public"):
         check_public(experiment)
+
+
+def test_a_public_schema_is_of_the_records_that_were_compared(place, monkeypatch):
+    """`data schema --public` read its file twice: another one's bounds could be called public."""
+    people(seed=8).assign(age=lambda table: table["age"] - 500).to_csv(place / "open.csv", index=False)
+    asked = ["data", "schema", str(place / "open.csv"), "--label", "sick", "--public", "--out"]
+    refuse = build.refuse_charged
+
+    def then_another_file(*given):
+        refuse(*given)
+        shutil.copy(place / "people.csv", place / "open.csv")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "refuse_charged", then_another_file)
+        assert CliRunner().invoke(cli.app, [*asked, str(place / "schema.toml")]).exit_code == 0
+    schema = dither.data.Schema.load(place / "schema.toml")
+    assert next(column.bounds for column in schema.columns if column.name == "age")[1] < 0
+    refused = CliRunner().invoke(cli.app, [*asked, str(place / "other.toml")])
+    assert "is declared public, but it and people.csv" in str(refused.exception)
+    assert not (place / "other.toml").exists()
 
 
 def test_what_a_server_or_a_plan_reads_is_what_is_compared(place, monkeypatch):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from dither import spec
 from dither.accounting import accountant, composition, views
-from dither.auditing import fuzz
+from dither.auditing import fuzz, rounds
 from dither.cli import app
 from dither.errors import SpecError
 from dither.experiment import build
@@ -25,6 +25,7 @@ from dither.types import PrivacyPlan
 FALLING_RATES, OVERFLOW, EVERYONE_FIRST = 78, 1, 147  # seeds of specs that show a hole best
 CLAMPED, SIGNS, FEWER_LATER, NO_NOISE_LEFT, LARGE_CLIENT = 7, 19, 14, 34, 20
 WHOLE_CLIENT, HIDDEN_COHORT, INTEGERS, COARSE_STEPS, TWO_DEVICES = 72, 43, 58, 0, 90007
+ONE_LESS = 67  # of whose neighbours one has a record less
 
 
 @pytest.fixture(autouse=True)
@@ -149,6 +150,16 @@ def half_of_the_clients_twice(monkeypatch):
     monkeypatch.setattr(Shards, "part", lambda shards, array: array[: len(array) // shards.clients])
 
 
+def half_the_distance_of_an_absent_record(monkeypatch):
+    """A record that may not be there, charged as if it had half the norm."""
+    item = views.sampled_item
+
+    def halved(release, adjacency, *, gain=1.0, **options):
+        return item(release, adjacency, gain=gain * (2 if adjacency == "add/remove" else 1), **options)
+
+    monkeypatch.setattr(views, "sampled_item", halved)
+
+
 HOLES = {
     constant_rates: (FALLING_RATES, "linear sum"),
     unguarded_clip: (OVERFLOW, "totality"),
@@ -164,6 +175,7 @@ HOLES = {
     whole_clients_clipped_to_twice_the_bound: (WHOLE_CLIENT, "rounds"),
     half_the_noise_of_a_hidden_cohort: (HIDDEN_COHORT, "ex ante"),
     half_the_noise_on_integers: (INTEGERS, "rounds"),
+    half_the_distance_of_an_absent_record: (ONE_LESS, "exhibited"),
     half_of_the_clients_twice: (TWO_DEVICES, "rounds"),
 }
 QUICK = (constant_rates, unguarded_clip, all_rounds_drawn, credit_of_the_first_cohort)  # of H1, H2 and H5
@@ -181,7 +193,22 @@ def test_random_specs_leak_no_more_than_is_proved():
     assert max(outcome.attacked / outcome.proven for outcome in outcomes) > 0.8  # and come near
 
 
-@pytest.mark.parametrize("seed", [WHOLE_CLIENT, INTEGERS])
+def test_a_record_that_is_absent_leaves_the_count_one_lower(monkeypatch):
+    counts = {}
+    partition = rounds.Rounds._partition
+
+    def counted(self, record, scene):
+        made = partition(self, record, scene)
+        counts[record == self.absent] = made.size[self.target], len(made.rows(self.target))
+        return made
+
+    monkeypatch.setattr(rounds.Rounds, "_partition", counted)
+    outcome = fuzz.check(ONE_LESS)
+    assert outcome.drawn.values["privacy.adjacency"] == "add/remove"
+    assert counts[True] == (counts[False][0] - 1, counts[False][1] - 1)
+
+
+@pytest.mark.parametrize("seed", [WHOLE_CLIENT, INTEGERS, ONE_LESS])
 def test_whole_clients_and_integers_show_nearly_all_that_is_proved(seed):
     outcome = fuzz.check(seed)
     assert 0.85 * outcome.proven < outcome.attacked < outcome.proven

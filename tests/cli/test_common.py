@@ -1,8 +1,13 @@
 """Tests of `dither.cli.common`: what a command line names becomes a spec."""
 
+import re
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import typer
 
@@ -10,6 +15,7 @@ from dither.__main__ import main
 from dither.cli import common, runs
 from dither.errors import SpecError
 from dither.experiment import evaluation
+from tests.cli.test_wrong_inputs import run_command
 
 
 def test_a_table_can_be_given_a_method():
@@ -85,7 +91,43 @@ def test_no_warning_of_a_library_ends_a_command(monkeypatch):
     seen = []
     monkeypatch.setattr("dither.cli.main", command)
     monkeypatch.setattr("gc.set_threshold", lambda count: None)
+    monkeypatch.setenv("PYTHONWARNINGS", "error")  # put back afterwards
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         main()
     assert seen == [[pytest.approx(np.nan, nan_ok=True), 1.0]]
+
+
+def test_what_a_command_starts_is_as_silent_as_the_command(monkeypatch):
+    """Servers and clients of Flower and NVIDIA FLARE wrote Python's warnings to their logs."""
+    said = []
+
+    def command():
+        child = [sys.executable, "-c", "import warnings; warnings.warn('cell 12')"]
+        said.append(subprocess.run(child, capture_output=True, text=True, check=True).stderr)
+
+    monkeypatch.setattr("dither.cli.main", command)
+    monkeypatch.setattr("gc.set_threshold", lambda count: None)
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    with warnings.catch_warnings():
+        main()
+    assert said == [""]
+
+
+def test_an_epsilon_that_was_given_is_shown_as_given(tmp_path):
+    """A budget of 0.1234567 was "0.123457" where it was set, and 0.124 in the table."""
+    pd.DataFrame({"age": range(50), "ill": [0, 1] * 25}).to_csv(tmp_path / "a.csv", index=False)
+    table = str(tmp_path / "a.csv")
+    set_budget = ["budget", "set", table, "--epsilon", "0.1234567"]
+    counted = ["stats", table, "--epsilon", "0.0123456789"]
+    for asked in (set_budget, counted, ["budget", "show"], ["budget", "history"]):
+        code, errors, printed = run_command(asked)
+        assert code == 0, errors
+        assert ("0.0123456789" if asked is counted else "0.1234567") in printed
+
+
+def test_no_epsilon_is_rounded_by_a_format():
+    """`:g` leaves six digits: `epsilon_text` rounds the safe way, `:.15g` leaves what was given."""
+    rounded = re.compile(r"\{[^{}()]*epsilon:(?!\.15)[.\d]*g\}")
+    files = Path(common.__file__).parent.parent.rglob("*.py")
+    assert [line for file in files for line in file.read_text("utf-8").splitlines() if rounded.search(line)] == []

@@ -136,10 +136,21 @@ def test_draft_orders_numeric_classes_as_numbers() -> None:
         ((5, 5), (4, 6)),
         ((1e-300, 9.2e-300), (0, 9.5e-300)),
         ((1.7e12 + 3, 1.7e12 + 44), (1.7e12, 1.7e12 + 45)),
+        ((1e20, 1e20), (1e20 - 1e8, 1e20 + 1e8)),
+        ((5e-324, 1e-323), (-1, 1)),
     ],
 )
 def test_bounds_are_rounded_outwards(read: tuple[float, float], proposed: tuple[float, float]) -> None:
     assert rounded_bounds(*read) == pytest.approx(proposed, rel=1e-14)
+
+
+@pytest.mark.parametrize("column", ["x", "label"])
+def test_numbers_that_no_bounds_can_hold_are_named(column: str) -> None:
+    """An OverflowError: the distance of ±1e308 is infinite."""
+    numbers = np.sin(np.arange(200.0)) * 1.7e308
+    frame = pd.DataFrame({"x": np.arange(200) / 3, "label": np.arange(200) / 7} | {column: numbers})
+    with pytest.raises(DataError, match=rf"bounds of '{column}': -1.\de\+308 to 1.\de\+308.*correct the numbers"):
+        draft(frame, "label")
 
 
 def test_a_draft_proposes_regression_and_can_be_told_otherwise(tmp_path: Path) -> None:

@@ -178,6 +178,7 @@ def test_a_missing_column_is_named() -> None:
     [
         (("bounds = [0.0, 100.0]", "bounds = [100, 0]"), ["'age'", "low=100.0", "high=0.0"]),
         (("bounds = [0.0, 100.0]", "bounds = [0, inf]"), ["'age'", "finite", "inf"]),
+        (("bounds = [0.0, 100.0]", "bounds = [-1e308, 1e308]"), ["'age'", "-1e+308", "±1e+307"]),
         (("standard = [40.0, 20.0]", "standard = [40, 0]"), ["'age'", "scale=0.0"]),
         (("bounds_from", "bound_from"), ["'age'", "unknown key 'bound_from'", "did you mean 'bounds_from'"]),
         (('bounds_from = "public"', 'bounds_from = "secret"'), ["'secret'"]),

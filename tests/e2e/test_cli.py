@@ -6,11 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from dither import run
+from dither import load, run
+from dither.data.schema import PRIVATE, SchemaPrivacy
+from dither.experiment.report import Report
 from dither.experiment.train import UNSCORED
 from dither.spec import parse_setting
 from tests.cli.test_wrong_inputs import run_command
@@ -131,6 +134,28 @@ def test_predictions_carry_the_records_names(finished, records):
     lines = [line.split(",") for line in printed.splitlines()]
     assert lines[0][:2] == ["patient", "prediction"]
     assert [line[0] for line in lines[1:]] == ["p1", "p2", "p3"]
+
+
+@pytest.mark.parametrize("ids", [(), ("--id", "patient")])
+def test_text_in_a_number_column_of_a_private_schema_is_named(finished, records, monkeypatch, ids):
+    """It counted as missing, as in training, without a word: "17,99" was predicted as a blank."""
+    schema = load(finished[0]).schema
+    columns = tuple(column._replace(bounds_from=PRIVATE) for column in schema.columns)
+    private = replace(schema, columns=columns, privacy=SchemaPrivacy(0.1, 1e-5))
+    monkeypatch.setattr(Report, "schema", private)
+    given = ("--data", records, *ids, "--out", "-")
+    assert "note" not in predict(finished, *given)[1]
+    with_text = records.read_text().replace("20.57", '"20,57"').replace("19.69", "n/a ").replace("17.99", "inf")
+    records.write_text(with_text)
+    code, errors, printed = predict(finished, *given)
+    assert (code, len(printed.splitlines())) == (0, 4)
+    (note,) = [line for line in errors.splitlines() if line.startswith("note:")]
+    assert "column 'mean radius' is numeric, but not in 2 of 3 cells, such as 'inf' in row 1" in note
+    for name, label in zip(("patient", "p1", "p2"), (schema.label.column, *schema.label.classes), strict=True):
+        with_text = with_text.replace(name, label)
+    records.write_text(with_text.replace("p3", schema.label.classes[0]))
+    code, errors, _ = run_command(["evaluate", str(finished[0]), "--data", str(records)])
+    assert (code, "'mean radius' is numeric, but not in 2 of 3 cells" in errors) == (0, True)
 
 
 def test_predictions_never_replace_a_file(finished, records, tmp_path):

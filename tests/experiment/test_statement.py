@@ -14,11 +14,13 @@ from dither.accounting.ledger import Budget, Charge, Ledger
 from dither.accounting.ledger.runs import EVERY_RECORD
 from dither.data import Label, Numeric, Schema
 from dither.data.schema import SchemaPrivacy
-from dither.errors import SpecError
+from dither.errors import DamagedFile, SpecError
 from dither.experiment.account import NOT_HERE, spent_parts
-from dither.experiment.folder import RunFolder
+from dither.experiment.evaluation import PrivateScores
+from dither.experiment.folder import RunFolder, to_json
 from dither.experiment.report import TOGETHER, LedgerCharge, SpentPart
 from dither.experiment.statement import guesses_right, statement, true_positives
+from dither.experiment.statistics import Estimate
 from dither.types import Release, Sampling, epsilon_text
 from tests.experiment.test_report import NASTY, everything, report  # noqa: F401
 
@@ -150,6 +152,27 @@ def test_the_score_of_a_regression_is_stated(report):  # noqa: F811
     made = replace(report, classes=(), test_accuracy=None, test_r2=0.25)
     assert "R² 0.2500 on public test records" in statement(made).to_markdown()
     assert "Not stated" in statement(replace(made, test_r2=None)).to_markdown()
+
+
+@pytest.mark.parametrize("place", ["run/scores.json", "project.json"])
+def test_private_scores_are_stated_with_their_epsilon(report, tmp_path, place):  # noqa: F811
+    """The statement of a project said "Not stated", though its score had been measured privately."""
+    made = replace(report, test_accuracy=None, folder=tmp_path / "run")
+    assert "Not stated" in statement(made).to_markdown()
+    estimates = {"accuracy": Estimate(0.8, 0.75, 0.85), "auc": Estimate(0.5, 0.0, 1.0)}
+    scores = PrivateScores(estimates, {"accuracy": Estimate(0.6, 0.55, 0.65)}, (), 600, 0.55391, 1e-5, ("a gap",))
+    content = scores.to_json() if place == "run/scores.json" else to_json({"scores": scores})
+    (tmp_path / place).write_text(content)
+    text = statement(made).to_markdown()
+    assert "| the model | 0.8 (0.75 to 0.85) | hidden by the noise |" in text
+    assert "On 600 records" in text
+    assert "ε of its own, 0.554 at δ = 1e-05, which adds to that of the run" in text
+    assert "- Not covered by it: a gap." in text
+    assert "Not stated" not in text
+    assert "on public test records" in statement(replace(made, test_accuracy=0.7)).to_markdown()
+    (tmp_path / place).write_text('{"scores": 1}')
+    with pytest.raises(DamagedFile, match="the private scores of"):
+        statement(made)
 
 
 @pytest.mark.parametrize("epsilon", [1.004, 0.9951])

@@ -10,8 +10,8 @@ from dither import data
 from dither.errors import DamagedFile, FederationError, RunExists, SpecError
 from dither.experiment.folder import write_text
 from dither.experiment.report import PartyTotals
-from dither.federation import serving, state
-from dither.federation.server import load_evaluation_data
+from dither.federation import server, serving, state
+from dither.federation.server import Coordinator, load_evaluation_data
 from tests.federation.parties import (
     FIRST,
     NAMES,
@@ -279,6 +279,31 @@ def test_a_run_that_lacks_its_signature_is_continued(parties, monkeypatch):
     signed = coordinator.journal.verify(coordinator.keyring)
     assert "summary.json" in signed["files"]
     assert signed["unsigned"] == []
+    with pytest.raises(RunExists, match="is complete"):
+        serving._ask(folder, parties.spec)
+
+
+def test_parties_of_a_signed_run_are_told_of_its_end_by_a_restarted_server(parties, monkeypatch):
+    """Killed before it told them: `dither serve` called the run complete, and they waited until --patience."""
+    folder = parties.folder / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(Coordinator, "_say_goodbye", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            parties.coordinator().run()
+    write_text(folder / "asked.toml", parties.spec.to_toml())
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    serving._ask(folder, parties.spec)
+    monkeypatch.setattr(server, "_COME_BACK_SECONDS", 1.0)
+    del parties.transport.answer[FIRST]  # ann does not come back
+    parties.events.clear()
+    coordinator = parties.coordinator()
+    report = coordinator.run()
+    assert [event for event, _ in parties.events if event != "waiting"] == ["done"]
+    assert report.rounds == 3
+    assert parties.nodes["bob"].outcome == {"rounds": 3, "accuracy": report.test_accuracy}
+    assert parties.nodes["ann"].outcome is None
+    assert set(state.load_statements(folder, coordinator.agreement.digest, coordinator.keyring)) == set(NAMES[1:])
+    assert {path: path.read_bytes() for path in before} == before
     with pytest.raises(RunExists, match="is complete"):
         serving._ask(folder, parties.spec)
 

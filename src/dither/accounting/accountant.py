@@ -667,7 +667,7 @@ def calibrate(epsilon: float, proven_epsilon: Callable[[float], float], *, guess
             low, high = high, high + math.log(4.0)
             if high > math.log(guess * _LIMIT):
                 raise NoProof(
-                    f"no noise reaches epsilon={epsilon:g}: "
+                    f"no noise reaches epsilon={epsilon:.15g}: "
                     f"at noise {math.exp(high):.3g} the proven value is {seen[low]:g}"
                 )
     else:

@@ -42,6 +42,7 @@ from dither.data import transform as transformed
 from dither.errors import NoProof, SpecError
 from dither.experiment.build import Experiment, assemble
 from dither.privacy import clipping, noise, sampling
+from dither.privacy.sampling import ADD_REMOVE
 from dither.simulation import devices, engine
 from dither.simulation.arrays import RunInputs
 from dither.spec import Spec
@@ -53,11 +54,13 @@ _MIDDLE, _FAR = np.float32(0.5), 1e4  # labels of a regression
 _COUNTS = 5  # seeds of this remainder by 8 draw statistics
 # by 16: specs that protect whole clients, those with discrete noise, secure sums in coarse steps, and ledgers
 _WHOLE, _DISCRETE, _COARSE, _LEDGER = (8, 11), (10, 15), (0, 6), (9, 12)
+_ABSENT = (3, 4)  # by 32: specs of which neighbours have one record less
 _CHUNK = 512  # cases of one call, always as many: one compilation a spec
 _PILOT = 10  # runs of each row in each scene, of which the best are attacked
 _TRIALS = 2048  # with noise, and draws by which the use of a record is counted
 _ADDING = ("cpfed", "dp-sgd", "dp-dsgd", "secure-fedavg")  # servers that add the sum of the uploads to the model
 _AVERAGING = ("cpfed", "concentrated", "dp-sgd", "dp-dsgd")  # with targets of clients and an adaptive clip
+_GONE = {"zero-out": "blank", ADD_REMOVE: "absent"}  # by relation, what stands for a record that is not used
 _ROUNDING = 1e-3  # of float32, relative
 _DRAWS = 2**18  # of the records of one large client
 _METHOD = str(Path(__file__).with_name("odd_method.py"))
@@ -131,6 +134,8 @@ def check(seed: int) -> FuzzOutcome:
             drawn = _of_integers(drawn, rng)
         elif seed % 16 in _COARSE:
             drawn = _in_steps(drawn, rng)
+        elif seed % 32 in _ABSENT:
+            drawn = _of_absence(drawn, rng)
         try:
             experiment = build(drawn)
             recipe, proven = _proven(experiment, drawn)
@@ -397,6 +402,27 @@ def _in_steps(drawn: Drawn, rng: np.random.Generator) -> Drawn:
     return drawn._replace(values={**kept, **values})
 
 
+def _of_absence(drawn: Drawn, rng: np.random.Generator) -> Drawn:
+    """The spec with a method that shows no record count, for neighbours of which one has a record more."""
+    kept = _without_options(drawn.values)
+    view, method = (str(rng.choice(names)) for names in (["upload", drawn.view], ["cpfed", "dp-sgd", "dp-dsgd"]))
+    values = {
+        "method": method,
+        "cohort_size": kept["num_clients"] if method == "dp-sgd" else kept["cohort_size"],
+        "local_steps": int(rng.integers(1, 3)) if (method, view) == ("cpfed", "upload") else 1,
+        "batch_sampling": "poisson-full",
+        "batch_size": 4,
+        "sampling_rate": float(rng.choice([0.1, 0.5, 0.9])),
+        "privacy.view": view,
+        "privacy.adjacency": ADD_REMOVE,
+        "privacy.clip": "example",
+        "privacy.noise": "proven",
+        "privacy.epsilon": min(kept["privacy.epsilon"], 8.0),
+    }
+    missing = 0 if view == "upload" else drawn.missing
+    return drawn._replace(values={**kept, **values}, view=view, missing=missing, ex_ante=False)
+
+
 def _without_options(values: dict[str, Any]) -> dict[str, Any]:
     """The spec without what only some methods have."""
     options = ("noise_std", "noise_schedule", "noise_decay", "epsilons", "clip_quantile", "colluders")
@@ -495,7 +521,10 @@ class _Attack:
         self.opposing = plan.clip == "batch" and not self.sampled and self.linear
         heavier = 2 * int(self.sizes.max()) if self.opposing else 1
         self.records = _target_records(CANARY_NORM * heavier, experiment.spec.data.transform)
+        if plan.adjacency == ADD_REMOVE:
+            self.records["absent"] = self.records["blank"]
         self.names = list(self.records)
+        self.gone = _GONE.get(plan.adjacency, "")
         # Nothing but the noise and linear steps make an upload.
         bent = plan.max_norm or experiment.spec.secagg.bound or plan.client_lr > 1e6
         self.gaussian = not bent and experiment.spec.method != _METHOD and not plan.discrete_noise
@@ -515,6 +544,7 @@ class _Attack:
             view=drawn.view,
             target=self.target,
             silent=plan.colluders + drawn.missing,
+            absent=self.names.index("absent") if "absent" in self.names else -1,
         )
         # Exact sums are in units of the noise, so that there must be some.
         self.quiet = 2.0**-6 if plan.exact_sums else 0.0
@@ -585,11 +615,11 @@ class _Attack:
     def pair(self) -> _Pair:
         """The neighbours whose noiseless uploads are furthest apart. Where batches are drawn, one upload must
         not depend on the draw: a record without a gradient, at the start that is certain of it."""
-        blank, silent = self.names.index("blank"), self.names.index("silent")
+        silent = self.names.index("silent")
         best = _Pair(0, silent, silent, np.zeros(self.noiseless.shape[-1]))
         for start in range(self.num_starts - 1, -1 if not self.sampled else self.num_starts - 2, -1):
             for at, other in self._neighbours():
-                if self.sampled and other not in (blank, silent):
+                if self.sampled and self.names[other] not in (self.gone, "silent"):
                     continue
                 shifts = self.noiseless[start, at] - self.noiseless[start, other]
                 lengths = np.linalg.norm(shifts, axis=1)
@@ -601,14 +631,14 @@ class _Attack:
 
     def _neighbours(self) -> list[tuple[int, int]]:
         """Pairs of rows that the relation under test allows in one place."""
+        bounded = ("blank", "absent", "silent", "largest")  # proofs of sums may rest on the public bound on norms
         allowed = [
             (at, name)
             for at, name in enumerate(self.names)
-            # Proofs of sums may rest on the public bound on norms.
-            if not self.recipe.startswith(("R6 G", "E3")) or name.startswith(("blank", "silent", "largest"))
+            if not self.recipe.startswith(("R6 G", "E3")) or name.startswith(bounded)
         ]
-        blanks = self.plan.adjacency == "zero-out"
-        return [(a, b) for a, name in allowed for b, other in allowed if ("blank" in (name, other)) == blanks]
+        gone = {self.gone} - {""}
+        return [(a, b) for a, name in allowed for b, other in allowed if {name, other} & {*_GONE.values()} == gone]
 
     # Whole rounds
 
@@ -825,11 +855,11 @@ class _Attack:
         record of the largest norm has, below the clip, and the others' losses `share` of its curvature g²."""
         plan = self.plan
         steepest = min(math.sqrt(plan.smoothness or 0.0), plan.clip_norm)
-        names = ("largest", "largest, opposite") if plan.adjacency != "zero-out" else ("largest", "blank")
+        names = ("largest", self.gone or "largest, opposite")
         at = np.array([self.names.index(name) for name in names])
         worlds = self.run(2, record=at, scene=1)
         whole = np.linalg.norm(worlds[0] - worlds[1])
-        if plan.adjacency != "zero-out":  # the bias keeps the two from being quite opposite
+        if not self.gone:  # the bias keeps the two from being quite opposite
             whole *= math.sqrt(1 + 1 / np.sum(self.records["largest"][0] ** 2))
         squares = []
         for number, (shift, own, others) in zip(self.numbers, self.rounds, strict=True):

@@ -72,7 +72,8 @@ class _Watched(engine.Simulation):
 
 class Rounds:
     """The rounds of one experiment on rows that may stand in any place: `records` are theirs, `target` the client
-    with the record under attack, `silent` how many others do not answer."""
+    with the record under attack, `silent` how many others do not answer. The row `absent` stands
+    for no record."""
 
     def __init__(
         self,
@@ -84,10 +85,12 @@ class Rounds:
         view: str,
         target: int,
         silent: int,
+        absent: int = -1,
     ) -> None:
         self.view = view
         self.differences = view == "broadcast" and experiment.spec.server_optimizer == "sgd"
         self.experiment, self.plan, self.target, self.scenes = experiment, experiment.plan, target, scenes
+        self.absent = absent
         self.x, self.y = records
         self.numbers = self.plan.round_numbers or tuple(range(len(self.plan.cohorts)))
         self.sizes = np.asarray(self.plan.client_sizes)
@@ -161,7 +164,8 @@ class Rounds:
         start = np.concatenate([[0], np.cumsum(self.sizes)[:-1]]).astype(np.int32)
         mine = int(self.sizes[self.target]) if self.plan.per_client else 1  # the whole client, or one record
         order[start[self.target] : start[self.target] + mine] = record
-        return ClientPartition(order, start, self.sizes.astype(np.int32), ())
+        gone = (np.arange(len(self.sizes)) == self.target) & (record == self.absent)
+        return ClientPartition(order, start + gone, (self.sizes - gone).astype(np.int32), ())
 
     # What is seen
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,7 +24,7 @@ import typer
 from typer import Option
 from typer.core import TyperGroup
 
-from dither.errors import DitherError, ProcessError, SpecError
+from dither.errors import DataWarning, DitherError, ProcessError, SpecError
 from dither.types import __version__, epsilon_text
 
 if TYPE_CHECKING:
@@ -384,8 +385,8 @@ def short(value: Any) -> str:
 def counts_guarantee(epsilon: float, delta: float) -> str:
     """What covers private counts."""
     return (
-        f"proven ε = {epsilon:g}, δ = {delta:g}, zero-out, against a server that sees every institution's counts; "
-        "95% intervals include the noise"
+        f"proven ε = {epsilon:.15g}, δ = {delta:g}, zero-out, against a server that sees every institution's "
+        "counts; 95% intervals include the noise"
     )
 
 
@@ -418,6 +419,17 @@ def say(text: str, label: str = "", style: str = "dim") -> None:
     """A line on standard error; a label in a style may come first, otherwise the whole line has it."""
     line = f"[{style}]{label}[/] {escape(text)}" if label else f"[{style}]{escape(text)}[/]"
     error_terminal().print(line, soft_wrap=True, highlight=False)
+
+
+@contextmanager
+def cells_named() -> Iterator[None]:
+    """A block that warns of cells in notes; other warnings stay silent."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", DataWarning)
+        yield
+    for each in caught:
+        if issubclass(each.category, DataWarning):
+            say(str(each.message), "note:", "bold yellow")
 
 
 def say_lines(lines: Sequence[tuple[str, str]]) -> None:

@@ -12,6 +12,8 @@ from dither.cli import common
 from dither.errors import SpecError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from dither.data import Draft, Schema
 
 app = common.Commands(
@@ -170,12 +172,8 @@ def data_schema(
                 files, wanted, epsilon=epsilon, delta=delta, ledger=ledger, new_ledger=new_ledger
             )
     else:
-        if public:
-            from dither.experiment.build import refuse_charged
-
-            for file in data.table_files(path) or tables:
-                refuse_charged(str(file))
-        drafted = data.draft(path, label, drop=drop or (), keep=keep or (), task=task)
+        check = _refuse_charged if public else None
+        drafted = data.draft(path, label, drop=drop or (), keep=keep or (), task=task, on_read=check)
     schema = drafted.schema.as_public() if public else drafted.schema
     schema.save(out, comments=drafted.lines(counts=False))
     facts = {
@@ -189,6 +187,14 @@ def data_schema(
     }
     if common.emit(facts):
         print_draft(drafted, schema, out, asked=task != "auto")
+
+
+def _refuse_charged(file: Path, table: pd.DataFrame) -> None:
+    """The records as they were read: another file may be at their path a moment later."""
+    from dither.data import hash_table
+    from dither.experiment import build
+
+    build.refuse_charged(str(file), hash_table(table))
 
 
 def print_draft(drafted: Draft, schema: Schema, out: Path, *, asked: bool) -> None:
@@ -209,6 +215,6 @@ def print_draft(drafted: Draft, schema: Schema, out: Path, *, asked: bool) -> No
         )
     if schema.privacy is not None:
         common.tell(
-            f"Its bounds and categories were estimated with noise: ε = {schema.privacy.epsilon:g} at δ = "
+            f"Its bounds and categories were estimated with noise: ε = {schema.privacy.epsilon:.15g} at δ = "
             f"{schema.privacy.delta:g}, charged to the ledger for every file. It adds to the ε of each run."
         )

@@ -165,7 +165,7 @@ def join(
         return
     typer.echo(f"the run is over: {outcome.get('rounds')} rounds, this party answered {result.answered}")
     for charged in result.spent:
-        limit = f" of {epsilon_text(charged.budget.epsilon)}" if charged.budget else ""
+        limit = f" of {charged.budget.epsilon:.15g}" if charged.budget else ""
         gaps = "".join(f"; not covered: {gap}" for gap in charged.numbers)
         typer.echo(
             f"ledger: proven ε {epsilon_text(charged.epsilon)}{limit} spent on this file in "
@@ -588,8 +588,8 @@ def _print_outcome(report: Report, folder: Path) -> None:
         common.print_table(
             scores.rows(),
             title=f"Private scores on {scores.records:,} records that training left out",
-            footer=f"one ε = {report.spec.privacy.project_epsilon:g} at δ = {report.spec.privacy.delta:g} covers "
-            "schema, training and evaluation, if nothing else was spent; each party's ledger shows it",
+            footer=f"one ε = {report.spec.privacy.project_epsilon:.15g} at δ = {report.spec.privacy.delta:g} "
+            "covers schema, training and evaluation, if nothing else was spent; each party's ledger shows it",
         )
 
 

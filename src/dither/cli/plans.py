@@ -120,7 +120,7 @@ def print_plan(plan: Plan) -> None:
         common.print_table(alternatives, title="The choice and its neighbours")
     if front := plan.pareto():
         rows = [
-            {"ε": f"{trial.epsilon:g}", "accuracy": trial.accuracy_text(), **trial.candidate.labelled()}
+            {"ε": f"{trial.epsilon:.15g}", "accuracy": trial.accuracy_text(), **trial.candidate.labelled()}
             for trial in front
         ]
         common.print_table(rows, title="Pareto front: no other point is better in accuracy, ε and bytes at once")

@@ -84,7 +84,7 @@ def _print_account(report: PrivacyReport) -> None:
     for line in _remarks(epsilon.notable):
         common.tell(line)
     targets = [
-        {"target ε": f"{row.target:g}", "proven ε": epsilon_text(row.proven),
+        {"target ε": f"{row.target:.15g}", "proven ε": epsilon_text(row.proven),
          "claimed ε": epsilon_text(row.claimed, "nearest"), "weight": f"{row.weight:.3g}", "clients": who}
         for who, row in epsilon.by_target()
     ]  # fmt: skip
@@ -356,7 +356,7 @@ def budget_show(
                     "data": named.get(dataset) or ledger.called(dataset),
                     "client": spent.client,
                     "spent": epsilon_text(spent.epsilon),
-                    "budget": epsilon_text(budget.epsilon) if budget else "none",
+                    "budget": f"{budget.epsilon:.15g}" if budget else "none",
                     "δ": f"{spent.delta:.4g}",
                     "view": spent.view,
                     "neighbouring data": spent.adjacency,

@@ -177,7 +177,8 @@ def evaluate(
         raise SpecError(
             f"--data was given {len(data)} times; exact scores need one file, private scores need --epsilon"
         )
-    evaluated = trained.evaluate(data[0])
+    with common.cells_named():
+        evaluated = trained.evaluate(data[0])
     if not common.emit({**evaluated.to_dict(), "local": True}):
         return
     scores = evaluated.scores
@@ -229,12 +230,13 @@ def predict(
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow([*columns, "prediction", *(f"p({name})" for name in trained.classes)])
+    with common.cells_named():
+        values = (trained.predict_proba if trained.classes else trained.predict)(table if ids else data)
     if trained.classes:
-        probabilities = trained.predict_proba(data)
-        best = [trained.classes[number] for number in probabilities.argmax(axis=1)]
-        rows = [[name, *(f"{p:.6f}" for p in row)] for name, row in zip(best, probabilities, strict=True)]
+        best = [trained.classes[number] for number in values.argmax(axis=1)]
+        rows = [[name, *(f"{p:.6f}" for p in row)] for name, row in zip(best, values, strict=True)]
     else:
-        rows = [[f"{value:.6g}"] for value in trained.predict(data)]
+        rows = [[f"{value:.6g}"] for value in values]
     lines.writerows([*before, *row] for *before, row in zip(*columns.values(), rows, strict=True))
     if out == "-":
         typer.echo(text.getvalue(), nl=False)

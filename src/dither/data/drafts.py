@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from dither.data.schema import (
+    LARGEST,
     OTHER,
     READ_FROM_DATA,
     Categorical,
@@ -82,11 +83,15 @@ def draft(
     drop: Collection[str] = (),
     keep: Collection[str] = (),
     task: str = "auto",
+    on_read: Callable[[Path, pd.DataFrame], None] | None = None,
 ) -> Draft:
     """Draft a schema for a file, for several, or for a table in memory. Columns that cannot be features (ids,
     dates, free text, constants, copies of the label, categories with too many levels) are left out unless they
-    are in `keep`; so are those in `drop`."""
+    are in `keep`; so are those in `drop`. `on_read` gets each table as it was read."""
     frames, name = _read(table, name)
+    if on_read is not None:
+        for file, each in frames.items():
+            on_read(file, each)
     known = list(dict.fromkeys(str(column) for each in frames.values() for column in each.columns))
     for column in (label, *drop, *keep):
         if column not in known:
@@ -262,9 +267,13 @@ class _Drafting:
 
 
 def rounded_bounds(low: float, high: float) -> tuple[float, float]:
-    """Round bounds outwards to multiples of 1, 2 or 5 times a power of ten, and to 0 where that is near."""
-    if not low < high:
-        low, high = low - 1, high + 1
+    """Round bounds outwards to multiples of 1, 2 or 5 times a power of ten, and to 0 where that is near. Those
+    that no schema may have stay as they are."""
+    if max(-low, high) > LARGEST:
+        return low, high
+    if not high - low > 1 / LARGEST:
+        margin = max(1.0, abs(low) * 1e-12)
+        low, high = low - margin, high + margin
     if 0 < low < high / 4:
         low = 0.0
     exponent = math.floor(math.log10((high - low) / 20))

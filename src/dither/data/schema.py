@@ -40,7 +40,7 @@ import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -78,6 +78,8 @@ _MEANINGS = {
 ENCODINGS = ("minmax", "standard")
 FEATURES = ("all", "categorical", "ordinal")
 LABELS = ("required", "if present", "ignore")
+
+LARGEST = 1e307  # of a bound: the distance of larger ones may be infinite
 
 # A draft takes a label of more different whole numbers, or of more numbers with fractions, for regression.
 MOST_WHOLE_CLASSES, MOST_FRACTIONAL_CLASSES = 64, 10
@@ -254,7 +256,7 @@ class Schema:
             ]
         elif self.privacy is not None:
             lines += [
-                f"These values were estimated with noise at ε = {self.privacy.epsilon:g}, which the ledger has",
+                f"These values were estimated with noise at ε = {self.privacy.epsilon:.15g}, which the ledger has",
                 "charged: it adds to the ε of every run.",
             ]
         head = "".join(f"# {' '.join(line.split())}\n" for line in lines) + "\n" * bool(lines)
@@ -304,7 +306,8 @@ class Schema:
         values = self.read_from_data
         if not values and self.privacy is not None:
             epsilon, delta, _ = self.privacy
-            return (f"the schema was estimated privately: its ε = {epsilon:g} (δ = {delta:g}) adds to this one",)
+            cost = f"its ε = {epsilon:.15g} (δ = {delta:g}) adds to this one"
+            return (f"the schema was estimated privately: {cost}",)
         if not values:
             return ()
         more = f" and {len(values) - 3} more values" if len(values) > 3 else ""
@@ -365,6 +368,19 @@ class Schema:
     def check_columns(self, frame: pd.DataFrame) -> None:
         """`DataError` if the table lacks the label or a feature."""
         _need_columns(frame, [self.label.column, *(column.name for column in self.columns)])
+
+    def misread(self, frame: pd.DataFrame) -> Iterator[str]:
+        """A line for each column of the table with cells that a private schema takes for missing, though they hold
+        something. For the owner's eyes: what is released must not depend on it."""
+        private = [each.name for each in self.columns if isinstance(each, Numeric) and each.bounds_from == PRIVATE]
+        for name in [name for name in private if name in frame.columns]:
+            rows = np.flatnonzero(_no_number(frame[name]))
+            if len(rows):
+                first = f"{str(frame[name].iloc[rows[0]])!r} in row {rows[0] + 1:,}"
+                yield (
+                    f"column {name!r} is numeric, but not in {len(rows):,} of {len(frame):,} cells, such as "
+                    f"{first}: they count as missing; correct them"
+                )
 
     def feature_names(self, features: str = "all") -> tuple[str, ...]:
         """The name of every column of `x`: "age", "sex=female", "sex=(other)"."""
@@ -527,7 +543,7 @@ def _privacy_from_dict(content: Any) -> SchemaPrivacy:
     epsilon, delta = (_number(f"{key} of [privacy]", content[key]) for key in ("epsilon", "delta"))
     if epsilon <= 0 or not 0 < delta < 1:
         raise DataError(
-            f"[privacy] has epsilon={epsilon:g} and delta={delta:g}; they must satisfy ε > 0 and 0 < δ < 1"
+            f"[privacy] has epsilon={epsilon:.15g} and delta={delta:g}; they must satisfy ε > 0 and 0 < δ < 1"
         )
     return SchemaPrivacy(epsilon, delta, str(content.get("charge", "")))
 
@@ -591,6 +607,11 @@ def _validate(schema: Schema) -> None:
         elif not column.standard[1] > 0:
             raise DataError(f"standard of {column.name!r}: scale={column.standard[1]} must be positive")
     for part in (label, *schema.columns):
+        if (bounds := getattr(part, "bounds", None)) and max(map(abs, bounds)) > LARGEST:
+            raise DataError(
+                f"bounds of {part[0]!r}: {bounds[0]:.3g} to {bounds[1]:.3g}, but at most ±{LARGEST:g} is "
+                "possible; correct the numbers, or leave the column out"
+            )
         for key, value in part._asdict().items():
             if key.endswith("_from"):
                 _choice(f"{key} of {part[0]!r}", value, _ORIGINS)
@@ -677,6 +698,13 @@ def _numbers(series: pd.Series) -> tuple[np.ndarray, tuple[int, str] | None]:
     parsed = parse_numbers(texts)
     wrong = [(int(np.argmax(codes == code)) + 1, texts[code]) for code in np.flatnonzero(np.isnan(parsed))[:1]]
     return np.append(parsed, np.nan)[codes], wrong[0] if wrong else None
+
+
+def _no_number(series: pd.Series) -> np.ndarray:
+    """Which cells hold something that is no finite number."""
+    codes, texts = factorize(series, MISSING_NUMBER)
+    wrong: np.ndarray = ~np.isfinite([*parse_numbers(texts), 0.0])[codes]
+    return wrong
 
 
 def is_number_column(series: pd.Series) -> bool:

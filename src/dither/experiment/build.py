@@ -372,7 +372,7 @@ def _last_affordable(experiment: Experiment) -> int:
     budget = experiment.spec.privacy.epsilon
     rounds = bisect.bisect_right(range(1, len(experiment.cohorts) + 1), budget, key=experiment.proven_epsilon)
     if rounds == 0:
-        raise SpecError(f"privacy.epsilon={budget:g} is spent in the first round; raise it or noise_std")
+        raise SpecError(f"privacy.epsilon={budget:.15g} is spent in the first round; raise it or noise_std")
     return rounds
 
 
@@ -764,7 +764,7 @@ def stop_reason(experiment: Experiment) -> str:
         return ""
     which = "proven" if experiment.prepared.stop_when_proven else "claimed"
     epsilon = experiment.spec.privacy.epsilon
-    return f"the {which} ε reaches privacy.epsilon={epsilon:g} after round {planned} of {asked}"
+    return f"the {which} ε reaches privacy.epsilon={epsilon:.15g} after round {planned} of {asked}"
 
 
 def planned_rounds(experiment: Experiment) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import html
 import math
 import types
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union, cast, get_arg
 import numpy as np
 
 from dither.accounting import ClientEpsilon, ClientRange, ProvenRow
-from dither.errors import DamagedFile, DataError, RunExists, SpecError, did_you_mean
+from dither.errors import DamagedFile, DataError, DataWarning, RunExists, SpecError, did_you_mean
 from dither.experiment.folder import RunFolder, to_json
 from dither.experiment.metrics import Advice, Labelled, TestScores, evaluate
 from dither.spec import Spec, model_file
@@ -162,7 +163,7 @@ class Epsilon:
         lines = [(epsilon_label(row), proven_text(row)) for row in proven]
         for who, client in self.by_target():
             both = f"proven {epsilon_text(client.proven)}, claimed {epsilon_text(client.claimed, 'nearest')}"
-            lines.append((f"target ε {client.target:g}", f"{who}: {both}, weight {client.weight:.3g} (mean 1)"))
+            lines.append((f"target ε {client.target:.15g}", f"{who}: {both}, weight {client.weight:.3g} (mean 1)"))
         for row in self.attacked:
             attack = f"{row.adjacency}, against {ADVERSARIES[row.view]} ({row.confidence:.3g} confidence)"
             what = "attacked ε, local, not private" if row.local else "attacked ε"
@@ -623,14 +624,14 @@ class Report(Overview):
 
         if not self.classes:
             raise SpecError("predict_proba is for classes, but this run is a regression; use predict")
-        return np.asarray(models.probabilities(self.outputs(features, labels="ignore")[0]))
+        return np.asarray(models.probabilities(self.outputs(self._table(features), labels="ignore")[0]))
 
     def predict(self, features: Any) -> np.ndarray:
         """The class name of each record of an encoded array, a data frame or a file (CSV, Parquet, npz). For a
         regression, the label itself."""
         from dither import models
 
-        predicted = np.asarray(models.predict(self.outputs(features, labels="ignore")[0], self.task))
+        predicted = np.asarray(models.predict(self.outputs(self._table(features), labels="ignore")[0], self.task))
         if self.label.bounds is not None:
             low, high = self.label.bounds
             return low + (high - low) * predicted.astype(np.float64)
@@ -639,11 +640,25 @@ class Report(Overview):
 
     def evaluate(self, path: str | Path) -> Evaluated:
         """Scores on a file with labels: exact, and so local, not private."""
-        scores, y = self.outputs(path)
+        scores, y = self.outputs(self._table(path))
         scores, y = scores[y >= 0], y[y >= 0]  # without blanks
         loss = float(np.mean(np.asarray(self.model.loss(scores, y))))
         bounds = self.label.bounds
         return Evaluated(loss, evaluate(self.model, scores, y, classes=self.classes, label_bounds=bounds))
+
+    def _table(self, features: Any) -> Any:
+        """The records; those of a file as a table, after a warning of what it holds that is no number."""
+        from dither import data
+
+        if self.schema is None or isinstance(features, np.ndarray | list):
+            return features
+        if isinstance(features, str | Path):
+            if Path(features).suffix == ".npz" or Path(features).expanduser().is_dir():
+                return features
+            features = data.read_table(features)
+        for line in self.schema.misread(features):
+            warnings.warn(line, DataWarning, stacklevel=3)
+        return features
 
     def outputs(self, features: Any, *, labels: str = "required") -> tuple[np.ndarray, np.ndarray]:
         """The model's output for each record, and the encoded labels (none if `labels` is "ignore")."""

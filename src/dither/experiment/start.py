@@ -119,7 +119,7 @@ class ProjectPlan:
             ("label", label),
             (
                 "ε in all",
-                f"{self.budgets.epsilon:g} at δ = {self.budgets.delta:g}, for each file, set as its budget in "
+                f"{self.budgets.epsilon:.15g} at δ = {self.budgets.delta:g}, for each file, set as its budget in "
                 f"the ledger",
             ),
             ("schema", f"ε = {epsilon_text(self.budgets.schema)}: kinds, bounds, categories"),
@@ -418,7 +418,7 @@ def calibrated(spec: Spec, build: Callable[[Spec], Experiment], budgets: Budgets
     if total > most:
         raise SpecError(
             f"schema, training and evaluation come to ε = {epsilon_text(total, digits=4)}, not "
-            f"{budgets.epsilon:g}; give other shares"
+            f"{budgets.epsilon:.15g}; give other shares"
         )
     return spec
 

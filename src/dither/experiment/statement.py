@@ -7,17 +7,22 @@ statement.save("statement.pdf")              # or .md, .html, .json
 from __future__ import annotations
 
 import html
+import json
 import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dither.accounting import ProvenRow
-from dither.errors import SpecError, extra
+from dither.errors import DamagedFile, SpecError, extra
 from dither.experiment.folder import to_json, write_bytes
-from dither.experiment.report import Report, html_table, load, uncovered
+from dither.experiment.report import Report, decode, html_table, load, uncovered
 from dither.types import ADVERSARIES, SHORT_VIEWS, __version__, epsilon_text
+
+if TYPE_CHECKING:
+    from dither.experiment.evaluation import PrivateScores
 
 _FALSE_ALARMS = (0.001, 0.01, 0.1)
 _NEIGHBOURS = {
@@ -281,7 +286,7 @@ def _targets(report: Report, party: str) -> list[Section]:
     table = [
         (
             row.client,
-            f"{row.target:g}",
+            f"{row.target:.15g}",
             epsilon_text(row.proven),
             epsilon_text(row.claimed, "nearest"),
             f"{row.weight:.3g}",
@@ -331,7 +336,7 @@ def _composition(report: Report, row: ProvenRow, ledger: str | Path | None) -> t
             book.called(dataset),
             str(len(spent.runs)),
             epsilon_text(spent.epsilon),
-            epsilon_text(spent.budget.epsilon) if spent.budget else "none set",
+            f"{spent.budget.epsilon:.15g}" if spent.budget else "none set",
             epsilon_text(max(spent.budget.epsilon - spent.epsilon, 0.0), "down") if spent.budget else "–",
             f"{spent.delta:.4g}",
             SHORT_VIEWS[spent.view],
@@ -405,12 +410,38 @@ def _mechanism(report: Report) -> Section:
 
 
 def _usefulness(report: Report) -> Section:
-    if report.test_score is None:
+    scores, table = _private_scores(Path(report.folder)), tuple[tuple[str, ...], ...]()
+    gaps: list[str] = []
+    if report.test_score is None and scores is not None:
+        rows = scores.rows()
+        table = (tuple(rows[0]), *(tuple(row.values()) for row in rows))
+        gaps = [f"- Not covered by it: {gap}." for gap in scores.not_covered]
+        answer = (
+            f"On {scores.records:,} records that training left out, counted with noise (95% intervals include "
+            f"it). This evaluation has an ε of its own, {epsilon_text(scores.epsilon)} at δ = {scores.delta:g}, "
+            "which adds to that of the run."
+        )
+    elif report.test_score is None:
         answer = "Not stated: the test records are not public, and exact scores on them would not be covered by ε."
     else:
         score = f"{'Accuracy' if report.classes else 'R²'} {report.test_score:.4f}"
         answer = f"{score} on public test records, after {report.rounds} rounds."
-    return Section("How useful is the result?", (answer,))
+    return Section("How useful is the result?", (answer, *gaps), table)
+
+
+def _private_scores(run: Path) -> PrivateScores | None:
+    """Those of a federation's own evaluation, or of the project that `dither start` made the run for."""
+    from dither.experiment.evaluation import PrivateScores
+
+    project = run.resolve().parent / "project.json"
+    try:
+        if (run / "scores.json").is_file():
+            return PrivateScores.from_json((run / "scores.json").read_text(encoding="utf-8"))
+        if run.resolve().name == "run" and project.is_file():
+            return decode(PrivateScores, json.loads(project.read_text(encoding="utf-8"))["scores"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DamagedFile(f"the private scores of {str(run)!r} cannot be read ({error}); restore them") from None
+    return None
 
 
 def _not_covered(report: Report, row: ProvenRow) -> Section:

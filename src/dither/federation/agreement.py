@@ -329,7 +329,7 @@ class Agreement(Terms):
         if spec.privacy.epsilons:
             accountant = accountant.of([number])
             weight = float(experiment.plan.hyper["client_weight"][number])
-            target = f"ε = {spec.privacy.epsilons[number]:g}; your weight is {weight:.3g} (mean 1)"
+            target = f"ε = {spec.privacy.epsilons[number]:.15g}; your weight is {weight:.3g} (mean 1)"
             cost.append(("your target", target))
         shown = set()
         for row in accountant.table():

@@ -345,8 +345,8 @@ class Party:
             )
         if not value <= most:
             raise FederationError(
-                f"the agreement {said} for this party {whom}, above its own target of {most:g}; raise --epsilon, "
-                "or ask the organiser for privacy.noise='proven' and that view"
+                f"the agreement {said} for this party {whom}, above its own target of {most:.15g}; raise "
+                "--epsilon, or ask the organiser for privacy.noise='proven' and that view"
             )
 
     def _pack(

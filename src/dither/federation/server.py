@@ -131,6 +131,11 @@ class Coordinator:
         began = time.monotonic()
         from dither.federation import surveys  # which subclasses this
 
+        agreed = self.journal.agreement() if self.journal.signed else None
+        if agreed and (report := Report.read(self.journal.path)):  # killed before the parties knew
+            self.agreement = agreed
+            return self._say_goodbye(report, seconds=_COME_BACK_SECONDS)
+
         counted = self._begun or self.journal.path.joinpath(surveys.STATISTICS).is_file()
         if self.asked_spec.privacy.statistics_epsilon and not counted:
             surveys.write_statistics(self)
@@ -252,7 +257,7 @@ class Coordinator:
         said = f"the parties hold {held[least]:,} ({least}) to {held[most]:,} ({most}) records"
         targets = {name: greeted[name]["epsilon"] for name in names if "epsilon" in greeted[name]}
         lowest = min(targets, key=targets.__getitem__, default="")
-        return said + f"; the smallest target is ε = {targets[lowest]:g} ({lowest})" if lowest else said
+        return said + f"; the smallest target is ε = {targets[lowest]:.15g} ({lowest})" if lowest else said
 
     def _with_targets(self, spec: Spec, names: Sequence[str]) -> Spec:
         """The spec with the targets that parties have set for themselves. Each of them checks its own anyway."""
@@ -666,9 +671,7 @@ class Coordinator:
             plots.draw_run(report, rows, folder.path / "plot.png")
         report.save()
         self.journal.sign(self._identity, self.keyring.id)
-        self._say_goodbye({"rounds": len(lines), "accuracy": rows[-1].get("test_accuracy")})
-        self._event("done", {"folder": str(folder.path)})
-        return report
+        return self._say_goodbye(report)
 
     def _totals(self, agreement: Agreement, lines: list[dict[str, Any]], most_missing: int) -> FederationTotals:
         """What the report says of the parties."""
@@ -705,7 +708,7 @@ class Coordinator:
         together = with_counts(accountant, terms, before, after)
         return (*parts, SpentPart("training", accountant.epsilon(), terms.delta), SpentPart(TOGETHER, *together))
 
-    def _say_goodbye(self, outcome: dict[str, Any]) -> None:
+    def _say_goodbye(self, report: Report, seconds: float = 10.0) -> Report:
         """Tell the parties how the run ended, and keep their statements of releases."""
         statements: dict[str, dict[str, Any]] = {}
 
@@ -713,12 +716,23 @@ class Coordinator:
             statement = answer.fields.get("releases")
             statements[name] = state.check_statement(statement, name, self.agreement.digest, self.keyring)
 
+        accuracy = self.journal.folder.metrics()[-1].get("test_accuracy")
+        outcome = {"rounds": len(self.journal.rounds()), "accuracy": accuracy}
         question: Question = {"run": self.agreement.run, **outcome}, {}
-        self.mailbox.ask("finish", dict.fromkeys(self.agreement.names, question), seconds=10.0, take=take)
+        self.mailbox.ask(
+            "finish",
+            dict.fromkeys(self.agreement.names, question),
+            seconds=seconds,
+            take=take,
+            on_wait=lambda who: self._waiting("hear that the run is over", who),
+        )
         state.save_statements(self.journal.path, statements)
+        self._event("done", {"folder": str(self.journal.path)})
+        return report
 
 
 _MOST_TRIES = 3
+_COME_BACK_SECONDS = 60.0  # for parties of a complete run, which may know of its end and not come
 _LONGEST_NOTICE = 400
 _ROUNDING = 1e-5  # of a norm that a party computed in float32
 

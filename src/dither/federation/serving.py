@@ -130,7 +130,7 @@ def _check_spec(spec: Spec, parties: int, *, begun: bool) -> None:
 def _ask(run_folder: Path, spec: Spec) -> None:
     """Leave the spec for the coordinator, or check that it is the spec of the run to continue."""
     asked = run_folder / "asked.toml"
-    if (run_folder / "signature.json").is_file():  # the last of its files
+    if (run_folder / "signature.json").is_file() and (run_folder / "releases.json").is_file():  # and parties know
         raise RunExists(f"the run in {str(run_folder)!r} is complete; give another --out")
     if asked.is_file():
         if Spec.from_any(asked).digest() != spec.digest():

@@ -275,6 +275,11 @@ class Journal(_RunFiles):
         with open(self.path / "progress.jsonl", "a", encoding="utf-8") as file:
             file.write(to_json({"event": event, "time": now, **facts}) + "\n")
 
+    @property
+    def signed(self) -> bool:
+        """Whether the run is complete."""
+        return (self.path / _SIGNATURE).is_file()
+
     def sign(self, identity: Identity, federation: str) -> None:
         """The server's signature of the finished run, beside it: signature.json."""
         present = [name for name in _SIGNED if (self.path / name).is_file()]

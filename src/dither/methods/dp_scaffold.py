@@ -215,7 +215,7 @@ def initial_noise_variance(params: ScaffoldParams, *, epsilon: float, delta: flo
         spent = float(np.log(1.0 / delta)) / (alpha - 1.0)
         if epsilon <= spent:
             raise SpecError(
-                f"epsilon={epsilon:g} is not above ln(1/delta)/(alpha-1)={spent:g}: "
+                f"epsilon={epsilon:.15g} is not above ln(1/delta)/(alpha-1)={spent:g}: "
                 f"raise epsilon or alpha={alpha:g}"
             )
         return float(unit * alpha / (epsilon - spent))
@@ -234,7 +234,7 @@ def _last_round(plan: PrivacyPlan, std: float) -> int | None:
     if last == 0:
         first = _claim(plan, std, 1).value
         raise SpecError(
-            f"privacy.epsilon={plan.epsilon:g} is spent in the first round, which costs {first:.4g}; raise "
+            f"privacy.epsilon={plan.epsilon:.15g} is spent in the first round, which costs {first:.4g}; raise "
             "epsilon or noise_std"
         )
     return last

@@ -684,8 +684,8 @@ def _check_epsilons(privacy: PrivacySpec, num_clients: int) -> None:
         )
     if math.isinf(most) or max(targets) > most:
         raise SpecError(
-            f"privacy.epsilons has {max(targets):g}, but no client may exceed privacy.epsilon={most:g}, which is "
-            "finite; set privacy.epsilon to the largest target"
+            f"privacy.epsilons has {max(targets):.15g}, but no client may exceed privacy.epsilon={most:.15g}, "
+            "which is finite; set privacy.epsilon to the largest target"
         )
     if privacy.noise != "proven":
         raise SpecError(f"privacy.epsilons needs privacy.noise='proven', not {privacy.noise!r}")

@@ -242,7 +242,7 @@ def solve(
             if proven.value >= epsilon * (1 - _TOLERANCE):
                 break
         elif x > math.log(guess) + 30:
-            raise NoProof(f"no noise has a proven ε of {epsilon:g} here: {proven.detail}")
+            raise NoProof(f"no noise has a proven ε of {epsilon:.15g} here: {proven.detail}")
         if len(ends) == 2 and enough == enough_before:  # the other end stays: give it less weight
             ends[not enough] = (ends[not enough][0], ends[not enough][1] / 2)
         ends[enough], enough_before = (x, excess), enough
@@ -254,7 +254,7 @@ def solve(
         else:  # ε of one Gaussian is about 1 / noise
             x, stride = x + stride * excess, min(2 * stride, 8.0)
     if best is None:
-        raise NoProof(f"no noise was found for ε = {epsilon:g}")
+        raise NoProof(f"no noise was found for ε = {epsilon:.15g}")
     return *best, evaluations
 
 

@@ -102,7 +102,7 @@ def test_all_or_nothing(ledger):
         ledger.charge("run", "data", all_of(["ann", "bob", "cyd"], gaussian(), 2), rounds=(3, 5))
     three, four, five = (epsilon((gaussian(), n)) for n in (3, 4, 5))
     message = str(caught.value)
-    assert f"data, client 'cyd' has spent ε={epsilon_text(three, digits=6)} of its budget ε={four:.6g}" in message
+    assert f"data, client 'cyd' has spent ε={epsilon_text(three, digits=6)} of its budget ε={four:.15g}" in message
     assert f"rounds 3 to 4 of run 'run' would make it ε={epsilon_text(five, digits=6)}" in message
     assert "\n" not in message
     assert caught.value.exit_code == 3

@@ -318,7 +318,7 @@ class Book:
                 raise BudgetExhausted(
                     f"client {client!r}: its budget {budget} cannot pay for run {run!r}, which shows counts: "
                     f"{charged.conditions.counts_shown}; set one that can: dither budget set DATA --epsilon "
-                    f"{budget.epsilon:g} --delta {budget.delta:g} --adjacency zero-out --yes"
+                    f"{budget.epsilon:.15g} --delta {budget.delta:g} --adjacency zero-out --yes"
                 )
             before = self.account(dataset, client)
             after = before.copy()

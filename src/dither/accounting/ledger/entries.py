@@ -53,7 +53,7 @@ class Budget(NamedTuple):
         )
 
     def __str__(self) -> str:
-        return f"ε={self.epsilon:.6g} (δ={self.delta:g}, view {self.view}, {self.adjacency})"
+        return f"ε={self.epsilon:.15g} (δ={self.delta:g}, view {self.view}, {self.adjacency})"
 
 
 class Charge(NamedTuple):

@@ -182,7 +182,7 @@ class Plan(Overview):
         privacy = self.spec.privacy
         return (
             f"# Planned by `dither plan {self.spec.method}`: {reason}, on {self.source}.\n"
-            f"# The accountant sets the noise when it runs: proven ε <= {privacy.epsilon:g} at δ = "
+            f"# The accountant sets the noise when it runs: proven ε <= {privacy.epsilon:.15g} at δ = "
             f"{privacy.delta:g}, {self.spec.adjacency}, view {privacy.view}.\n" + self.spec.to_toml()
         )
 
@@ -426,8 +426,8 @@ class _Planner:
             f"{key}={best.point[key]:g}" for key in (*space.INTEGER_KEYS, space.clip_key(base.method))
         )
         return (
-            f"proven ε={epsilon:g} leaves no signal: at the best point tried ({chosen}) the noise in the model is "
-            f"{1 / best.signal_to_noise:.3g} times as long as the longest signal; nearest feasible: epsilon="
+            f"proven ε={epsilon:.15g} leaves no signal: at the best point tried ({chosen}) the noise in the model "
+            f"is {1 / best.signal_to_noise:.3g} times as long as the longest signal; nearest feasible: epsilon="
             f"{nearest:.2g}, or about {clients:,} clients of {self.smallest} records (--anyway plans regardless)"
         )
 
@@ -479,7 +479,7 @@ def draw_plan(plan: Plan, path: Path) -> None:
     for axis in panels[count:]:
         axis.set_visible(False)
     privacy = plan.spec.privacy
-    what = f"proven ε ≤ {privacy.epsilon:g} (δ = {privacy.delta:g}, {plan.spec.adjacency}, against "
+    what = f"proven ε ≤ {privacy.epsilon:.15g} (δ = {privacy.delta:g}, {plan.spec.adjacency}, against "
     bars = "; bars: ± standard error" if bounds is None else ""
     plots.headline(
         figure,

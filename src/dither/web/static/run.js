@@ -30,7 +30,7 @@ function overview(run) {
       tile("Proven ε", main ? epsilon(main.value) : "–", main ? `${main.assumed ? "assumed; " : ""}per ${main.unit}, ${main.adjacency}${main.parts.length ? `; ${partsOf(main)}` : ""}` : "known when the run ends", "proven"),
       tile("Claimed ε", run.claimed ? epsilon(run.claimed.value, 0) : "–", run.claimed ? `per ${run.claimed.unit}, by the paper` : "known when the run ends", "claimed"),
       tile("Attacked ε", attack ? `≥ ${epsilon(attack.value, -1)}` : "–", attack ? attack.verdict : "not attacked yet: dither audit", "attacked"),
-      row.budget && !row.budget.problem ? tile("Budget left", epsilon(row.budget.left, -1), `of ${epsilon(row.budget.budget, 0)} for ${row.budget.data}`) : null),
+      row.budget && !row.budget.problem ? tile("Budget left", epsilon(row.budget.left, -1), `of ${Number(row.budget.budget)} for ${row.budget.data}`) : null),
   ];
 }
 

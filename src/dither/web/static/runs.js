@@ -118,7 +118,7 @@ function tr(row) {
   ];
   const left = row.budget && (row.budget.problem
     ? h("span", { class: "chip bad", title: row.budget.problem }, "ledger")
-    : [h("span", { class: "eps", title: row.budget.data }, epsilon(row.budget.left, -1)), h("span", { class: "sub" }, `of ${epsilon(row.budget.budget, 0)}`)]);
+    : [h("span", { class: "eps", title: row.budget.data }, epsilon(row.budget.left, -1)), h("span", { class: "sub" }, `of ${Number(row.budget.budget)}`)]);
   return h("tr", { class: picked.has(row.id) ? "picked" : "", "data-run": row.id },
     h("td", { class: "wide" }, box),
     h("td", { class: "wide" }, h("div", { class: "name" },
