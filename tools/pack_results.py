@@ -63,10 +63,10 @@ def page(content: dict) -> str:
     versions = sorted({version for figure in figures for version in figure["versions"]})
     verdicts = counts(decode(JudgedCriterion, claim) for figure in figures for claim in figure["claims"])
     runs = f"""
-        The runs are those of `python -m dither.reproduction all --scale {content["scale"]} --robust robust --cache
-        CACHE --jobs 16 --only-compute` on {", ".join(sorted(devices))} ({"; ".join(versions)}).
+        The runs are those of `{content["made"]["command"]}`
+        on {", ".join(sorted(devices))} ({"; ".join(versions)}).
         {content["made"]["note"]}
-        The same command without `--only-compute` drew the figures, and `python tools/pack_results.py` packed them.
+        `python tools/pack_results.py` packed the figures.
         Each figure has the paper's grid and 5 to 30 seeds; its entry in `report.json` has the settings, numbers, ε
         and devices. EMNIST ByMerge replaces EMNIST Balanced."""
     files = """
